@@ -224,7 +224,7 @@ STOREYS = {
         {"sweeper.py"},
         {"importance.py"},
         {"result.py", "description.py"},
-        {"out_of_fold.py", "sweep_reader.py"},
+        {"out_of_fold.py", "sweep_reader.py", "estimate.py"},
         {"api.py"},
     ],
     "tune": [{"watch"}, {"doctor"}, {"step", "search", "learning"}],

@@ -1,13 +1,14 @@
 """Sweeps that are killed again and again, beside the same sweep that nobody kills.
 
     python bench/faults/sweep_kills.py [--kills N] [--procs N] [--seed S] [--folds N] [--seeds N]
-                                      [--folder DIR] [--record]
+                                      [--folder DIR] [--ray PYTHON] [--record]
 
 The command `flambeau sweep` over small images, with halving and, where asked for, folds and seeds, is
 started, and after a random time it is killed by SIGKILL: the command alone, a worker alone, or all processes
 at once; until it has got its kills, and then to its end. Equal must be: the steps, their settings and
 figures, the weights of every run, and the tables over the runs of a trial. The line also says how many epochs
-were trained more than once.
+were trained more than once. Beside it stand Optuna's own resume and, with a Python that has `ray[tune]`, Ray
+Tune's.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from provenance import commit, cpu_model, record
+from ray_kills import ray_alone
 
 CLASSES = 4
 IMAGES = 40  # per class
@@ -41,7 +43,10 @@ FLAGS = [
     "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--seed", "3",
 ]  # fmt: skip
 TRAININGS = 24  # trials, times the runs of each
-_LONGEST_S = 5.0  # from a start to its kill
+_EARLY = 0.2  # of the kills: at any moment after a start, such as before a run is begun
+_EARLY_S = 5.0
+_STARTED_S = 120.0  # at most until a start trains
+_TRAINING_S = 1.5  # of training until the other kills
 
 
 def make_images(folder: Path) -> None:
@@ -104,6 +109,24 @@ def kill(process: "subprocess.Popen[bytes]", rng: random.Random) -> str:
     return kind
 
 
+def _wait_for_a_moment(process: "subprocess.Popen[bytes]", out: Path, rng: random.Random) -> None:
+    """Until a random moment, mostly while runs train: a start takes long on a busy machine."""
+    if rng.random() < _EARLY:
+        time.sleep(rng.uniform(0.0, _EARLY_S))
+        return
+    end = time.monotonic() + _STARTED_S
+    before = _printed_bytes(out)
+    while process.poll() is None and _printed_bytes(out) <= before:
+        assert time.monotonic() < end, "no run has begun"
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0.0, _TRAINING_S))
+
+
+def _printed_bytes(out: Path) -> int:
+    """Of all runs."""
+    return sum(log.stat().st_size for log in out.glob("logs/*"))
+
+
 def storm(
     data: Path, out: Path, flags: list[str], *, kills: int, procs: int, seed: int
 ) -> Counter[str]:
@@ -112,7 +135,7 @@ def storm(
     counts: Counter[str] = Counter()
     process = start(data, out, flags, procs)
     while sum(counts.values()) < kills:
-        time.sleep(rng.uniform(1.5, _LONGEST_S))
+        _wait_for_a_moment(process, out, rng)
         if process.poll() is not None:
             if process.returncode == 0:
                 break  # over before its kills
@@ -196,6 +219,15 @@ def optuna_alone(seed: int) -> dict[str, int]:
     }
 
 
+def _of_ray(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
+    if arguments.ray is None:
+        return {}
+    found = ray_alone(arguments.ray, folder / "ray", kills=arguments.kills, seed=arguments.seed)
+    asked = [str(arguments.ray), "-c", "import ray; print(ray.__version__)"]
+    answer = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    return {"ray_alone": found, "ray": answer.strip()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
@@ -204,6 +236,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--ray", type=Path, metavar="PYTHON", help="try Ray Tune with this Python")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sweep-kills-"))
@@ -232,6 +265,7 @@ def main() -> None:
         "equal": {name: expected[name] == found[name] for name in expected},
         "epochs_trained_again": repeated_epochs(folder / "storm"),
         "optuna_alone_of_15": optuna_alone(arguments.seed),
+        **_of_ray(arguments, folder),
         "torch": version("torch"),
         "optuna": version("optuna"),
         "processor": cpu_model(),

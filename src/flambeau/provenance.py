@@ -40,6 +40,12 @@ class UntrustedCode(InputError):
     """A folder names or holds code, and nothing shows that its user made it or trusts it."""
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds what a run writes."""
+    names = (folder / name for name in _OF_A_RUN)
+    return (folder / "config.toml").exists() and any(name.exists() for name in names)
+
+
 def named_code(values: Mapping[str, object]) -> dict[str, str]:
     """The functions in files that the settings of a run name, by setting."""
     fields = {name: values.get(name) for name in CODE_FIELDS}

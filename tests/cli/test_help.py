@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import flambeau as package
-from flambeau.cli.command import VERBS, main
+from flambeau.cli.command import VERBS, check, main
 from flambeau.cli.flags_from_settings import COMMAND_FLAGS
 from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.run.options.option import GROUPS, plain_text
@@ -225,6 +225,61 @@ def test_a_wrong_word_is_named(words: str, message: str, flambeau: Any) -> None:
     assert message in err
     assert err.startswith("flambeau: ")
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "evaluate a b",
+            "b is the folder of a run, and no data: several runs answer together by --with b",
+        ),
+        ("predict a b photo.png", "b is the folder of a run, and no data"),
+        ("evaluate a b photos", "unexpected argument 'photos' (several runs are given by --with)"),
+    ],
+)
+def test_a_run_is_no_data(
+    words: str, message: str, flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+        (tmp_path / name / "metrics.jsonl").touch()
+    answer = flambeau(*words.split())
+    assert answer.code == 2
+    assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "teacher", "data"),
+    [
+        ("photos/ --teacher runs/a runs/b --epochs 1", "runs/a,runs/b", "photos/"),
+        ("--teacher runs/a runs/b photos/", "runs/a,runs/b", "photos/"),
+        ("--teacher runs/a photos/ --epochs 1", "runs/a", "photos/"),
+        ("--epochs 1 --teacher runs/a s3://bucket/runs/b", "runs/a,s3://bucket/runs/b", None),
+        ("photos/ --teacher runs/a,runs/b", "runs/a,runs/b", "photos/"),
+    ],
+)
+def test_several_teachers(
+    words: str, teacher: str, data: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for file in ("config.toml", "metrics.jsonl"):
+            (tmp_path / "runs" / name / file).touch()
+    found = check(["train", *words.split()])
+    assert (found.teacher, getattr(found, "data", None)) == (teacher, data)
+
+
+def test_a_share_in_percent() -> None:
+    assert check(["train", "--subset", "30%"]).subset == 0.3
+    assert check(["train", "--label-smoothing", "2.5%"]).label_smoothing == 0.025
+    with pytest.raises(package.InputError, match="--lr: must be a number, got '10%'"):
+        check(["train", "--lr", "10%"])
+    with pytest.raises(package.InputError, match=r"flambeau sweep --set lr=0.1,0.2 tries several"):
+        check(["train", "--lr", "0.1,0.2"])
 
 
 def test_main_reads_the_arguments_of_the_process(

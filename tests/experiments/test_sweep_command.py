@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,9 @@ def test_some_failures_are_results_and_only_failures_an_error(flambeau: Any, scr
         ("--set lrr=1,2", "unknown setting 'lrr'; did you mean 'lr'?"),
         ("--set lr=-1,0.1", "--set lr=-1: lr must be above 0"),
         ("--set augment=none,foo", "--set augment=foo: augment must be one of"),
+        ("--set model=tiny_convnet,resnet999", "--set model=resnet999: unknown model 'resnet999'"),
+        ("--set model=tiny_convnet,torchvision:net", "unknown model 'torchvision:net'"),
+        ("--set subset=10%,130%", "--set subset=1.3: subset must be above 0 and at most 1"),
         ("--set lr=1,2 --lr 3", "lr is searched, and given as well"),
         ("--set lr=1..2 --sampler grid", "--sampler grid needs values, and lr is a range"),
         ("--set lr=1..2 --sampler best", "--sampler must be one of"),
@@ -186,6 +190,32 @@ def test_a_line_that_is_not_of_a_sweep(flambeau: Any, script: Path) -> None:
         answer = flambeau("sweep", "--set lr=0.1,0.2 --out found", behind)
         assert answer.code == 2
         assert "it is not what a sweep writes" in answer.err
+
+
+def test_a_dry_run_says_trials_time_and_disk(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = (
+        "--set lr=1e-3..1:log --model tiny_convnet --batch-size 4 --epochs 9 --halving --trials 9"
+    )
+    done = flambeau("sweep", images, flags, "--folds 3 --dry-run")
+    assert done.code == 0, done.err
+    assert "9 trials, in runs/images-" in done.out
+    assert "63 epochs in all\nwithout halving it were 243" in done.out
+    found = re.search(r"takes ([\d.e-]+), ([\d.e-]+), ([\d.e-]+) s here", done.out)
+    assert found
+    seconds = 63 * sum(map(float, found.groups())) / 3
+    clock = re.search(r"time: about (\d+):(\d\d)", done.out)
+    assert clock
+    assert 60 * int(clock[1]) + int(clock[2]) == pytest.approx(seconds, abs=1)
+    disk = re.search(r"disk: at most (\d+) MiB", done.out)
+    assert disk
+    assert [one.name for one in tmp_path.iterdir()] == ["images"]
+    assert flambeau("train", images, "--model tiny_convnet --epochs 3 --out run").code == 0
+    files = [file for file in Path("run").rglob("*") if file.suffix in (".safetensors", ".pt")]
+    written = 27 * sum(file.stat().st_size for file in files)
+    assert written < int(disk[1]) * 2**20 < 2 * written
 
 
 def test_a_folder_that_holds_something_else_stays_as_it_is(flambeau: Any, script: Path) -> None:

@@ -306,10 +306,11 @@ def _exit_code_lines(verb: str, words: Sequence[str]) -> str:
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    if not word.startswith("-"):
-        return f"unexpected argument {word!r}; see {parser.prog} --help"
-    name = word.split("=")[0]
     flags = [flag for action in parser._actions for flag in action.option_strings]
+    if not word.startswith("-"):
+        several = " (several runs are given by --with)" if "--with" in flags else ""
+        return f"unexpected argument {word!r}{several}; see {parser.prog} --help"
+    name = word.split("=")[0]
     theirs = name.lower().replace("_", "-")
     if parser.prog.endswith(" train") and theirs in FOR_TRAIN:
         return f"unknown flag {name}: {FOR_TRAIN[theirs]}"

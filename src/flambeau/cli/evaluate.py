@@ -13,6 +13,7 @@ from flambeau.cli.reading_flags import (
     add_trust,
     cache_of_flags,
     check_at_least,
+    check_no_run,
     say_calibrated,
 )
 from flambeau.cli.table import print_json
@@ -107,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
+    check_no_run(arguments.data)
     _check_calibrate(arguments)
     _check_test(arguments)
     with large_import():

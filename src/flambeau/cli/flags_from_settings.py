@@ -6,10 +6,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
-from flambeau.run.options.option import GROUPS, allowed_types, plain_text
+from flambeau.provenance import is_run
+from flambeau.run.options.option import GROUPS, allowed_types, plain_text, typed
 from flambeau.terminal import text_width
 from flambeau.trainer.settings.settings import FIELDS, parse_batch_size
 
@@ -161,6 +164,15 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
             default=argparse.SUPPRESS,
             help=text,
         )
+    elif name == "teacher":
+        group.add_argument(
+            "--teacher",
+            nargs="+",
+            action=_Teachers,
+            default=argparse.SUPPRESS,
+            metavar="RUN",
+            help=text,
+        )
     else:
         metavar = "{" + ",".join(choices) + "}" if choices else _metavar(name, kinds)
         bare = field.metadata["bare"]
@@ -175,11 +187,32 @@ def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> Non
         )
 
 
+class _Teachers(argparse.Action):
+    """Takes one run or several; a last word that is no run is DATA."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        *first, last = values
+        if (
+            first
+            and not (is_address(last) or is_run(Path(last)))
+            and not hasattr(namespace, "data")
+        ):
+            namespace.data = last
+            values = first
+        namespace.teacher = ",".join(values)
+
+
 def _read(name: str, kinds: tuple[type, ...], text: str) -> Any:
     """The value of a flag: a number, or words instead of one."""
     kind = kinds[0]
     try:
-        return kind(text)
+        return typed(FIELDS[name], text) if text.endswith("%") else kind(text)
     except ValueError:
         if str in kinds:
             try:
@@ -189,6 +222,8 @@ def _read(name: str, kinds: tuple[type, ...], text: str) -> Any:
             return text
         what = {int: "a whole number", float: "a number"}[kind]
         hint = "; part of one is --duration, such as 1.5ep" if name == "epochs" else ""
+        if "," in text:
+            hint = f"; flambeau sweep --set {name}={text} tries several values"
         raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}{hint}") from None
 
 

@@ -15,6 +15,7 @@ from flambeau.cli.reading_flags import (
     add_trust,
     cache_of_flags,
     check_at_least,
+    check_no_run,
     say_calibrated,
 )
 from flambeau.cli.table import print_json
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
+    check_no_run(*arguments.what)
     files = (arguments.out, arguments.masks, arguments.overlays)
     if arguments.force and not any(files):
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")

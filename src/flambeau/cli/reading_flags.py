@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.errors import InputError
+from flambeau.provenance import is_run
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
@@ -131,6 +132,15 @@ def say_calibrated(model: "Model") -> None:
         say(
             f"probabilities are calibrated: temperature {one.temperature:.4g}, fitted on {one.images} images"
         )
+
+
+def check_no_run(*data: str | None) -> None:
+    """Refuse a run where data are expected: several runs are given by --with."""
+    for one in data:
+        if one is not None and is_run(Path(one)):
+            raise InputError(
+                f"{one} is the folder of a run, and no data: several runs answer together by --with {one}"
+            )
 
 
 def check_at_least(arguments: argparse.Namespace, **least: int) -> None:

@@ -15,11 +15,12 @@ from flambeau.cli.table import print_json, print_table
 from flambeau.cli.train import given_settings_of
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
-from flambeau.terminal import print_text, say
+from flambeau.terminal import clock, print_text, say
 
 if TYPE_CHECKING:
     from flambeau.experiments.description import Described, Wanted
     from flambeau.experiments.result import SweepResult, Trial
+    from flambeau.experiments.sweeper import Experiment
 
 HELP = "train many choices of settings, and find the best"
 TAKES_REST = True
@@ -52,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many trials this machine trains at once (default: one per GPU)",
     )
     add("--out", metavar="DIR", help="folder of the sweep (default: runs/NAME-sweep-HASH)")
-    add("--dry-run", action="store_true", help="say how many trials and epochs, and train none")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="say how many trials and epochs, and the time and disk that they will take; train none",
+    )
     add("--json", action="store_true", help="print one JSON object per trial, for programs")
 
 
@@ -141,11 +146,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     procs = None if arguments.procs == "auto" else number_of_procs(arguments.procs)
     from flambeau.experiments.api import run_sweep
-    from flambeau.experiments.description import describe, planned_epochs
+    from flambeau.experiments.description import describe
 
     described = describe(wanted)
     if arguments.dry_run:
-        _say_plan(described, *planned_epochs(described.experiment.rules))
+        _say_plan(described)
         return 0
     out = None if arguments.out is None else Path(arguments.out)
     with contextlib.redirect_stdout(io.StringIO()) if arguments.json else contextlib.nullcontext():
@@ -204,21 +209,41 @@ def _space(texts: Sequence[str]) -> dict[str, str]:
     return space
 
 
-def _say_plan(described: "Described", steps: int, epochs: int) -> None:
-    rules = described.experiment.rules
-    members = len(described.experiment.members)
+def _say_plan(described: "Described") -> None:
+    """How many trials there will be, and of those of `flambeau train` what they will take here."""
+    from flambeau.experiments.description import planned_epochs
+
+    experiment = described.experiment
+    rules = experiment.rules
+    members = len(experiment.members)
     print_text(f"{rules.trials} trials, in {described.folder} unless --out names another folder")
-    for name, dimension in described.experiment.space.items():
+    for name, dimension in experiment.space.items():
         print_text(f"  {name}: {dimension}")
-    if described.experiment.command is None:
-        print_text(
-            f"{steps * members} times a run is begun or goes on, {epochs * members} epochs in all"
-        )
-        whole = rules.trials * rules.rungs[-1] * members
-        if epochs * members < whole:
-            print_text(f"without halving it were {whole}")
-        command = shlex.join(["flambeau", "train", "--dry-run"])
-        print_text(f"what an epoch takes here: {command} ... with the settings of a trial")
+    if experiment.command is not None:
+        return
+    steps, epochs = planned_epochs(rules)
+    print_text(
+        f"{steps * members} times a run is begun or goes on, {epochs * members} epochs in all"
+    )
+    whole = rules.trials * rules.rungs[-1] * members
+    if epochs * members < whole:
+        print_text(f"without halving it were {whole}")
+    _say_cost(experiment)
+
+
+def _say_cost(experiment: "Experiment") -> None:
+    """Time and disk, as dry runs of the first trials take them."""
+    from flambeau.experiments.estimate import estimate
+
+    found = estimate(experiment)
+    for failure in found.failures:
+        print_text(f"one of the first trials will fail: {failure}")
+    measured = ", ".join(f"{seconds:.3g}" for seconds in found.epoch_s)
+    print_text(f"an epoch of the first trials takes {measured} s here, without evaluations")
+    print_text(
+        f"time: about {clock(found.total_s)} for one run after the other; less on several GPUs"
+    )
+    print_text(f"disk: at most {found.disk_bytes / 2**20:.0f} MiB for all run folders")
 
 
 def _report(result: "SweepResult", described: "Described", *, as_json: bool) -> None:

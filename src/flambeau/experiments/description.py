@@ -106,7 +106,8 @@ def describe(wanted: Wanted) -> Described:
     settings = canonical(Settings(**{**given, **_accepted(space, given)}))
     kept = given_settings(settings, given)
     first = replace(settings, fold=f"1/{wanted.folds}") if wanted.folds else settings
-    figure, epochs = _resolved(first, whole_epochs=bool(wanted.halving))
+    models = space["model"].examples if "model" in space else ()
+    figure, epochs = _resolved(first, models, whole_epochs=bool(wanted.halving))
     base = _accepted_base(kept, space)
     experiment = _experiment(
         wanted, space, base, figure=figure, mode=better_by_name(figure) or "max", epochs=epochs
@@ -288,11 +289,17 @@ def _accepted_base(kept: Mapping[str, Any], space: Space) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in searched}
 
 
-def _resolved(settings: Settings, *, whole_epochs: bool) -> tuple[str, int]:
+def _resolved(
+    settings: Settings, models: Sequence[Value], *, whole_epochs: bool
+) -> tuple[str, int]:
     """The figure that chooses the best weights, and the number of epochs, as the data and settings have them.
 
+    Args:
+        models: names that are searched.
+
     Raises:
-        InputError: the data cannot be read; the length is not in whole epochs where these are needed.
+        InputError: the data cannot be read; nobody has a model of such a name; the length is not in whole
+            epochs where these are needed.
     """
     from flambeau.optional_packages import large_import
     from flambeau.run.options.durations import parse_duration
@@ -300,10 +307,16 @@ def _resolved(settings: Settings, *, whole_epochs: bool) -> tuple[str, int]:
     with large_import():
         from flambeau.trainer.parts.auto_settings import resolve
         from flambeau.trainer.parts.data import open_data, with_test
+        from flambeau.trainer.parts.model import check_model_name
 
     train, val = open_data(settings)
     resolved, facts = resolve(settings, train, val)
     with_test(facts, resolved, train, val)  # refuses a test part that is none
+    for name in models:
+        try:
+            check_model_name(str(name), per_pixel=facts.task.per_pixel)
+        except InputError as error:
+            raise InputError(f"--set model={name}: {error}") from error
     duration = parse_duration(resolved.duration, name="duration")
     if duration.unit != "ep" or duration.amount != int(duration.amount):
         if whole_epochs:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,6 +79,7 @@ class Cost:
         step_s: median of the steps after the first.
         total_s: of all steps, without evaluations.
         fitting: samples at once that fit into memory.
+        disk_bytes: of the run folder at most: its checkpoints, and the weights at the end.
     """
 
     first_step_s: float
@@ -90,6 +91,7 @@ class Cost:
     device: str
     batch_size: int
     fitting: int
+    disk_bytes: int
 
 
 def _cost(training: Training, seconds: list[float], settings: ResolvedSettings) -> Cost:
@@ -106,7 +108,24 @@ def _cost(training: Training, seconds: list[float], settings: ResolvedSettings) 
         device=str(run.device),
         batch_size=settings.batch_size,
         fitting=run.state.micro_batch or settings.batch_size,
+        disk_bytes=_disk_bytes(training, keep=settings.keep),
     )
+
+
+def _disk_bytes(training: Training, *, keep: int) -> int:
+    state = training.run.state
+    weights = _tensor_bytes(state.model.state_dict())
+    averaged = 0 if state.ema is None else _tensor_bytes(state.ema.shadow)
+    checkpoint = weights + averaged + _tensor_bytes(state.optimizer.state_dict())
+    return (keep + 1) * checkpoint + weights  # the newest ones and the best
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_tensor_bytes, value.values()))
+    return sum(map(_tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def _report(cost: Cost, seconds: list[float], device: torch.device) -> list[str]:
@@ -119,7 +138,8 @@ def _report(cost: Cost, seconds: list[float], device: torch.device) -> list[str]
         f"first step {cost.first_step_s:.2f} s, then {cost.step_s:.3g} s per step (median of {of})",
         f"the run has {cost.steps} steps of {cost.steps_per_epoch} per epoch: about "
         f"{_duration(cost.total_s)}, without evaluations",
-        f"memory at most {cost.memory_bytes / 2**20:.0f} MiB {_where(device)}",
+        f"memory at most {cost.memory_bytes / 2**20:.0f} MiB {_where(device)}, disk at most "
+        f"{cost.disk_bytes / 2**20:.0f} MiB",
         "a dry run: nothing was written",
     ]
 

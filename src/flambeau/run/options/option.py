@@ -60,6 +60,8 @@ AT_LEAST_0, AT_LEAST_1, ABOVE_0 = Range(0), Range(1), Range(0, above_low=True)
 SHARE = Range(0, 1)
 SHARE_ABOVE_0 = Range(0, 1, above_low=True)
 SHARE_BELOW_1 = Range(0, 1, below_high=True)
+_SHARES = SHARE, SHARE_ABOVE_0, SHARE_BELOW_1
+_PERCENT = re.compile(r"[0-9]+(\.[0-9]+)? ?%")
 
 
 def option(
@@ -183,7 +185,8 @@ def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 
 
 def typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type; NumPy numbers become Python's, and integers pass as floats.
+    """The value in the field's type; NumPy numbers become Python's, integers pass as floats, and '10%' as a
+    share.
 
     InputError: another type, an empty text, or one that is not UTF-8.
     """
@@ -192,6 +195,8 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
             raise InputError(f"{field.name} needs a value")
         return None
     wanted = allowed_types(field)
+    if isinstance(value, str) and field.metadata["range"] in _SHARES and _PERCENT.fullmatch(value):
+        value = float(value.rstrip(" %")) / 100
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) is int and abs(value) >= 2**100:  # may be too large to print or for a float

@@ -89,6 +89,47 @@ def check_claim(
         raise InputError(f"{name} has {claimed} numbers, and its file of weights {held}")
 
 
+def check_model_name(name: str, *, per_pixel: bool = False) -> None:
+    """Refuse the name of a model that neither timm nor torchvision has, without making it."""
+    if name.startswith("torchvision:"):
+        _check_torchvision(name.removeprefix("torchvision:"), per_pixel=per_pixel)
+    elif not (name in OWN_MODELS or is_function(name) or name.startswith("smp:")):
+        _check_timm(name)
+
+
+def _check_timm(name: str) -> None:
+    with large_import():
+        import timm
+
+    if name.endswith(".py"):
+        raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
+    if not timm.is_model(name):
+        known = timm.list_models() + timm.list_pretrained()
+        raise InputError(
+            f"unknown model '{name}'{nearest(name, [*known, *OWN_MODELS])} "
+            "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
+        )
+
+
+def _check_torchvision(name: str, *, per_pixel: bool) -> None:
+    with large_import():
+        import torchvision.models
+    from torchvision.models import get_model_weights, list_models
+
+    name, _, tag = name.partition(".")
+    module = torchvision.models.segmentation if per_pixel else torchvision.models
+    kind = "segmentation model" if per_pixel else "classifier"
+    known = {f"torchvision:{n}" for n in list_models(module=module)}
+    if f"torchvision:{name}" not in known:
+        hint = nearest(f"torchvision:{name}", known)
+        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a {kind} of torchvision)")
+    offered = get_model_weights(name).__members__
+    if tag and tag not in offered:
+        raise InputError(
+            f"torchvision:{name} has no weights {tag!r}{nearest(tag, offered)} ({', '.join(offered)})"
+        )
+
+
 def _without_effect(drop_path: float, name: str) -> str:
     return f"drop_path = {drop_path:g} has no effect: {name} has no stochastic depth; leave it out"
 
@@ -203,17 +244,9 @@ def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], 
 def _timm(
     name: str, channels: int, image_size: int, pretrained: bool, drop_path: float, **more: Any
 ) -> nn.Module:
-    with large_import():
-        import timm
+    _check_timm(name)
+    import timm
 
-    if name.endswith(".py"):
-        raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
-    if not timm.is_model(name):
-        known = timm.list_models() + timm.list_pretrained()
-        raise InputError(
-            f"unknown model '{name}'{nearest(name, [*known, *OWN_MODELS])} "
-            "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
-        )
     default = timm.get_pretrained_cfg(name)
     if default is not None and default.fixed_input_size:
         more["img_size"] = image_size
@@ -270,22 +303,10 @@ def _torchvision(
     *,
     per_pixel: bool = False,
 ) -> nn.Module:
-    with large_import():
-        import torchvision.models
-    from torchvision.models import get_model, get_model_weights, list_models
+    _check_torchvision(name, per_pixel=per_pixel)
+    from torchvision.models import get_model, get_model_weights
 
     name, _, tag = name.partition(".")
-    module = torchvision.models.segmentation if per_pixel else torchvision.models
-    kind = "segmentation model" if per_pixel else "classifier"
-    known = {f"torchvision:{n}" for n in list_models(module=module)}
-    if f"torchvision:{name}" not in known:
-        hint = nearest(f"torchvision:{name}", known)
-        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a {kind} of torchvision)")
-    offered = get_model_weights(name).__members__
-    if tag and tag not in offered:
-        raise InputError(
-            f"torchvision:{name} has no weights {tag!r}{nearest(tag, offered)} ({', '.join(offered)})"
-        )
     more: dict[str, Any] = {}
     if per_pixel:
         more = {"weights": None, "weights_backbone": None}
@@ -304,6 +325,7 @@ def _torchvision(
         raise InputError(_without_effect(drop_path, f"torchvision:{name}")) from error
     assert isinstance(model, nn.Module)
     if pretrained:
+        offered = get_model_weights(name).__members__
         _load_published(model, f"torchvision:{name}", offered.get(tag or "DEFAULT"))
     if channels != 3:
         _replace_first_layer(model, channels, pretrained=pretrained)
