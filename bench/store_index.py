@@ -99,7 +99,7 @@ print(json.dumps({
     "anonymous_MB": round(memory("RssAnon") - anonymous),
     "kept_MB": round(memory("VmRSS") - before),
     "resident_MB": round(memory("VmHWM") - before),
-    "first": source.describe(int(order[0])),
+    "first": source.describe(int(order[0])).partition(".tar, ")[2],
 }))
 """
 
