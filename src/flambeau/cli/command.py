@@ -28,8 +28,8 @@ from flambeau.version import __version__
 # In the order of the help.
 VERBS = (
     "train", "sweep", "launch", "doctor", "tune", "lint", "runs", "report", "diff", "models", "inspect",
-    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "how",
-    "recipes", "env", "gpus", "completion",
+    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "certify",
+    "how", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
 _COMPUTING = "train", "predict", "evaluate", "soup", "features"
@@ -52,6 +52,7 @@ _EXIT_CODES = {
     "check": {1: "images of --drop were found, which --out has not left out"},
     "diff": {0: "they are the same", 1: "they differ"},
     "verify": {0: "all is whole", 1: "something is damaged, differs, or is not read"},
+    "certify": {0: "the certificate is written"},
     "how": {1: "no page knows any of the words"},
     "recipes": {1: "`find` has found nothing"},
     "lint": {0: "nothing was found", 1: "something was found"},

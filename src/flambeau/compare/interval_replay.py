@@ -6,11 +6,10 @@ run.
 """
 
 import contextlib
-import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from flambeau.run.folder.checkpointer import Restored
 from flambeau.run.folder.identity import changes, exactness_facts
 from flambeau.run.folder.json_file import metrics_row, whole_number
 from flambeau.run.folder.micro_batches_file import FILE as MICRO_BATCHES
-from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.options.option import values_of
 from flambeau.run.options.toml_file import as_toml
 from flambeau.trainer.fit import Training, fit, make_optimizer, new_model, set_up
@@ -90,9 +88,13 @@ class _Reached(Exception):
     """The training is about to take its first step after the interval."""
 
 
-def intervals_of(run: Path) -> tuple[list[Interval], list[str]]:
-    """The intervals of a run between neighbouring checkpoints, and why other checkpoints end none."""
-    ends = [0]
+def intervals_of(run: Path, *, extend: str | None) -> tuple[list[Interval], list[str]]:
+    """The intervals of a run between neighbouring checkpoints, and why other checkpoints end none.
+
+    `extend`: of the run; steps before an extension had the schedule of a shorter run.
+    """
+    starts = [0] if extend is None else []
+    ends = []
     left_out = []
     for step in steps_of(run):
         if step == 0:
@@ -100,13 +102,16 @@ def intervals_of(run: Path) -> tuple[list[Interval], list[str]]:
         try:
             state = read_state(checkpoint_of(run, step)).state
         except CheckpointDamaged as error:
-            left_out.append(f"step {step}: {error.name} {error.what}")
+            left_out.append(f"step {step}: DAMAGED: {error.name} {error.what}")
             continue
-        if state.get("planned", step) == step:
-            ends.append(step)
+        if state.get("extend") != extend:
+            left_out.append(f"step {step}: the run was extended later, which changes its schedule")
+        elif state.get("planned", step) != step:
+            left_out.append(f"step {step}: a stop made this checkpoint, a replay makes none there")
         else:
-            left_out.append(f"step {step}: a stop made this checkpoint, and a replay makes none there")
-    return [Interval(*pair) for pair in zip(ends, ends[1:], strict=False)], left_out
+            ends += [step] if starts else []
+            starts.append(step)
+    return [Interval(*pair) for pair in zip(starts, ends, strict=False)], left_out
 
 
 def why_other_bits(facts: RecordedFacts, ends: list[int], settings: Any) -> list[str]:
@@ -143,12 +148,12 @@ def group_differences(prepared: Prepared, state: Restored) -> list[str]:
         return [f"{len(saved)} parameter groups in the checkpoint, {len(fresh)} by config.toml"]
     texts = []
     for number, (wanted, there) in enumerate(zip(fresh, saved, strict=True)):
-        wanted = {**wanted, "initial_lr": wanted.get("initial_lr", wanted["lr"])}
-        for name in sorted(wanted.keys() & there.keys() - {"params", "lr"}):
-            if _plain(wanted[name]) != _plain(there[name]):
+        rated = {"initial_lr": wanted["lr"], **wanted}
+        for name in sorted(rated.keys() & there.keys() - {"params", "lr"}):
+            if _plain(rated[name]) != _plain(there[name]):
                 texts.append(
                     f"{name} of parameter group {number} is {there[name]} in the checkpoint, and "
-                    f"{wanted[name]} by config.toml"
+                    f"{rated[name]} by config.toml"
                 )
     return texts
 
@@ -210,9 +215,7 @@ def _lay_out(
 
 def _train(prepared: Prepared, folder: Path, interval: Interval, recorded: Restored) -> None:
     """Let the training go on in the folder until the interval's last checkpoint is written."""
-    micro_batch = MicroBatches.read(folder).training
-    if interval.start == 0:
-        micro_batch = whole_number(recorded.meta.get("micro_batch"))
+    micro_batch = whole_number(recorded.meta.get("micro_batch"))
     training = set_up(prepared, folder=folder, bar=False, micro_batch=micro_batch)
     run = training.run
     run.progress.silent = True
@@ -244,8 +247,8 @@ def _differences(then: Restored, now: Restored, accumulate: int) -> list[str]:
         step_losses(then, accumulate=accumulate), step_losses(now, accumulate=accumulate)
     )
     if loss is not None:
-        step, (before, here) = loss
-        texts.append(f"first in step {step}, whose loss was {before!r} and is {here!r} here")
+        step, (recorded, replayed) = loss
+        texts.append(f"from step {step} on: its loss was {recorded!r} and is {replayed!r} here")
     state = state_difference(int(then.state["step"]), then, now, generators=True)
     if state is not None:
         if state.tensors:
@@ -254,9 +257,9 @@ def _differences(then: Restored, now: Restored, accumulate: int) -> list[str]:
         for name, (before, here) in list(state.values.items())[:_MAX]:
             texts.append(f"{name} was {before} and is {here} here")
     for name in _BESIDE:
-        before, here = then.state.get(name), now.state.get(name)
-        if before != here and repr(before) != repr(here):  # NaN equals NaN
-            texts.append(f"{name} was {before} and is {here} here")
+        pair = then.state.get(name), now.state.get(name)
+        if pair[0] != pair[1] and repr(pair[0]) != repr(pair[1]):  # NaN equals NaN
+            texts.append(f"{name} was {pair[0]} and is {pair[1]} here")
     return texts
 
 
