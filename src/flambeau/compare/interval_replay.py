@@ -6,6 +6,7 @@ run.
 """
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
@@ -216,12 +217,25 @@ def _lay_out(
 def _train(prepared: Prepared, folder: Path, interval: Interval, recorded: Restored) -> None:
     """Let the training go on in the folder until the interval's last checkpoint is written."""
     micro_batch = whole_number(recorded.meta.get("micro_batch"))
-    training = set_up(prepared, folder=folder, bar=False, micro_batch=micro_batch)
-    run = training.run
-    run.progress.silent = True
-    torch.set_num_threads(_threads(recorded.meta.get("exactness") or {}))
+    with _threads_of(recorded):
+        training = set_up(prepared, folder=folder, bar=False, micro_batch=micro_batch)
+    training.run.progress.silent = True
     with _ended_after(training, interval.end), contextlib.suppress(_Reached):
         fit(training)
+
+
+@contextlib.contextmanager
+def _threads_of(recorded: Restored) -> Iterator[None]:
+    """Let what is set up within compute with as many threads as the training had."""
+    name = "OMP_NUM_THREADS"  # which use_threads follows
+    before = os.environ.get(name)
+    os.environ[name] = str(_threads(recorded.meta.get("exactness") or {}))
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
