@@ -52,7 +52,6 @@ _EXIT_CODES = {
     "check": {1: "images of --drop were found, which --out has not left out"},
     "diff": {0: "they are the same", 1: "they differ"},
     "verify": {0: "all is whole", 1: "something is damaged, differs, or is not read"},
-    "certify": {0: "the certificate is written"},
     "how": {1: "no page knows any of the words"},
     "recipes": {1: "`find` has found nothing"},
     "lint": {0: "nothing was found", 1: "something was found"},

@@ -119,8 +119,7 @@ def certificate_differences(certificate: Mapping[str, Any], now: Mapping[str, An
     sides = dict(_leaves("", certificate)), dict(_leaves("", now))
     texts = []
     for name in dict.fromkeys([*sides[0], *sides[1]]):
-        then, here = sides[0].get(name), sides[1].get(name)
-        if then == here:
+        if name in sides[0] and name in sides[1] and sides[0][name] == sides[1][name]:
             continue
         what = "is missing now" if name not in sides[1] else "is not what it was"
         if name not in sides[0]:
