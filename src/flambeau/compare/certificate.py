@@ -33,13 +33,16 @@ from flambeau.trainer.settings.settings import FIELDS
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "tag:flambeau,2026:training-run/v1"
-_PLACES = {"mirror", "cache", "track", "workers", "retry_workers", "download"}
-"""Settings that say where and with what help, and change no bit; an address may hold a password."""
+_LEFT_OUT = {"mirror", "cache", "track", "workers", "retry_workers", "download", "config"}
+"""Settings that say where and with what help, and change no bit; an address may hold a password, and so may
+the user's own table."""
 _OF_SCRIPT = {"optimizer", "schedule", "param_groups", "sampler"}  # besides the options of Run
+# Of environment.json: no name of the machine, nor of its user.
 _MACHINE = (
     "python", "torch", "packages", "cuda_build", "cudnn", "driver", "gpus", "cpu", "cpu_features",
     "exactness",
 )  # fmt: skip
+# Of dataset.json.
 _DATA = (
     "classes", "train_samples", "val_samples", "test_samples", "train_fingerprint", "val_fingerprint",
     "test_fingerprint", "train_content", "val_content", "train_names", "model_file_sha256", "teacher_sha256",
@@ -201,7 +204,7 @@ def _subjects(predicate: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _settings(config: Mapping[str, Any], *, is_command: bool) -> dict[str, Any]:
     known = FIELDS.keys() | {"extend"} if is_command else options_of(RunOptions).keys() | _OF_SCRIPT
-    chosen = {name: config[name] for name in config if name in known and name not in _PLACES}
+    chosen = {name: config[name] for name in config if name in known and name not in _LEFT_OUT}
     return {name: _without_place(value) for name, value in chosen.items()}
 
 
