@@ -28,8 +28,8 @@ from flambeau.version import __version__
 # In the order of the help.
 VERBS = (
     "train", "sweep", "launch", "doctor", "tune", "lint", "runs", "report", "diff", "models", "inspect",
-    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "how",
-    "recipes", "env", "gpus", "completion",
+    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "certify",
+    "how", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
 _COMPUTING = "train", "predict", "evaluate", "soup", "features"

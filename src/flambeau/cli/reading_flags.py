@@ -40,6 +40,15 @@ def add_download(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_data_copy(parser: argparse._ActionsContainer) -> None:
+    """Where the images of a run are, if not where it has read them."""
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        help="your own copy of the images (default: where the run read them)",
+    )
+
+
 def add_cache_flags(parser: argparse._ActionsContainer) -> None:
     """Where data in a store are kept, as of `flambeau train`; see `cache_of_flags`."""
     parser.add_argument(

@@ -2,11 +2,12 @@
 
 import argparse
 import itertools
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import check_at_least
+from flambeau.cli.reading_flags import add_data_copy, add_trust, check_at_least
 from flambeau.cli.table import print_json
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
@@ -45,16 +46,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
+    add_audit_flags(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object per file or folder")
+
+
+def add_audit_flags(parser: argparse.ArgumentParser) -> None:
+    """Of an audit of a run: see docs/en/certify.md."""
+    audit = parser.add_argument_group("whether a run is what it says")
+    add = audit.add_argument
+    add(
+        "--replay",
+        type=int,
+        metavar="N",
+        help="train N intervals between kept checkpoints again, chosen at random, in a place of their own, "
+        "and compare bit for bit; runs code that the run names, such as --model FILE.py:FUNCTION",
+    )
+    add(
+        "--certificate",
+        metavar="FILE",
+        help="compare folder and data with the hashes of a file of `flambeau certify`",
+    )
+    add_data_copy(audit)
+    add(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="which intervals are chosen (default: a new one each time)",
+    )
+    add_trust(audit)
+
+
+def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
+    """A replay runs the code that the run names, and writes nothing."""
+    return [] if arguments.replay else None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is, or a resume would not be exact."""
     from flambeau.run.folder.run_folder import run_around
 
+    audits = arguments.replay is not None or arguments.certificate is not None
+    for flag in () if audits else ("data", "seed"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(f"--{flag} is for --replay N or --certificate FILE: give one of them")
     if is_address(arguments.path) and not is_run_in_store(arguments.path):
         return _verify_store(arguments)
     path = run_here(arguments.path, say)
+    if audits:
+        return _audit(path, arguments)
     is_export = (path / "export.json").is_file()
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
     is_checkpoint = (path / "manifest.json").exists()
@@ -79,6 +118,32 @@ def run(arguments: argparse.Namespace) -> int:
             f"{path} is a part of the run {run}\nCheck all of it: flambeau verify {run}"
         )
     return _verify_file(path, flags, arguments)
+
+
+def _audit(path: Path, arguments: argparse.Namespace) -> int:
+    check_at_least(arguments, replay=1, seed=0)
+    for flag in ("deep", "salvage", "workers"):
+        if getattr(arguments, flag):
+            raise InputError(
+                f"--{flag} is for packed images, and --replay and --certificate for a run"
+            )
+    from flambeau.compare.audit import AuditOptions, audit
+
+    options = AuditOptions(
+        replays=arguments.replay or 0,
+        seed=secrets.randbelow(2**32) if arguments.seed is None else arguments.seed,
+        certificate=None if arguments.certificate is None else Path(arguments.certificate),
+        data=arguments.data,
+        trust=arguments.trust,
+    )
+    result = audit(path, options, say=say)
+    if arguments.json:
+        facts = {"folder": str(path), "kind": "audit", "seed": options.seed, **result.as_json()}
+        print_json([facts], readable=True)
+    else:
+        for line in result.lines:
+            print_text(printable(line))
+    return 0 if result.good else 1
 
 
 def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) -> int:

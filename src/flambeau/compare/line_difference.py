@@ -16,7 +16,7 @@ _LONGEST_LINE = 2**20
 _MAX_SPEEDS = 100_000
 _MAX_LINES_OF_STEP = 1000  # a run writes one per step, and one for each evaluation
 _MAX_NAMES = 200  # figures in the table
-_NO_FIGURES = {"step", "epoch", "images_per_s", "data_wait"}
+NO_FIGURES = {"step", "epoch", "images_per_s", "data_wait"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Lines:
             group: _Group = {}
             self.step = step
             for row in itertools.islice(rows, _MAX_LINES_OF_STEP):
-                figures = {name: value for name, value in row.items() if name not in _NO_FIGURES}
+                figures = {name: value for name, value in row.items() if name not in NO_FIGURES}
                 key: tuple[Any, ...] = ("evaluation", len(group))
                 if "images_per_s" in row:
                     key, before = ("training", before), step

@@ -89,7 +89,7 @@ class ReplayedRun:
             raise InputError(
                 f"{folder.path} is of a script with its own Run, whose model and data are not in the folder"
             )
-        settings = _settings_of(folder)
+        settings = settings_of(folder)
         later = [step for step in steps_of(folder.path) if step > (start or 0)]
         self.recorded = _checkpoint(folder.path, later[0]) if later else None
         begins = start is None and 0 in steps_of(folder.path)
@@ -242,7 +242,7 @@ class ReplayedRun:
             )
 
 
-def _settings_of(folder: RunFolder) -> ResolvedSettings:
+def settings_of(folder: RunFolder) -> ResolvedSettings:
     """The settings of a run, without those that change no number."""
     stored = from_stored(folder.read_existing(), folder.config)
     if stored.sync_bn and stored.parts is not None:

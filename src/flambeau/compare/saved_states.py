@@ -161,17 +161,19 @@ def is_written_alike(left: Path, right: Path, file: str) -> bool:
     return isinstance(digests[0], str) and digests[0] == digests[1]
 
 
-def state_difference(step: int, left: Restored, right: Restored) -> StateDifference | None:
+def state_difference(
+    step: int, left: Restored, right: Restored, *, generators: bool = False
+) -> StateDifference | None:
     """How two states of one step differ; None if the training is equal.
 
-    Random generators do not count: a run seeds them for each batch.
+    Random generators count only where asked for: a run seeds them for each batch.
     """
     sides = dict(_leaves(left)), dict(_leaves(right))
     tensors = []
     values = {}
     num_tensors = 0
     for name in dict.fromkeys([*sides[0], *sides[1]]):
-        if name.startswith(GENERATORS):
+        if name.startswith(GENERATORS) and not generators:
             continue
         a = sides[0].get(name)
         b = sides[1].get(name)

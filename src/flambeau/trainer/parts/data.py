@@ -64,6 +64,10 @@ EVALUATION = "evaluation.json"
 _HOLDING = {"cuda"}
 
 
+class DataChanged(InputError):
+    """The data of a run, or the file of its model, are others than at its start."""
+
+
 @dataclass(frozen=True)
 class DataFacts:
     """Facts about the data, in dataset.json, for predictions and to detect changes.
@@ -379,7 +383,7 @@ def check_unchanged(
             images = f"({samples} images then, {len(source)} now)"
             if is_same:
                 images = "(of the same names and sizes, and of another content)"
-            raise InputError(
+            raise DataChanged(
                 f"{moved}: its {what} data are others {images}; name another folder with --out"
                 if moved
                 else f"the {what} data have changed since the run was started {images}; restore them, "
@@ -388,16 +392,16 @@ def check_unchanged(
             )
     check_model_file(facts, settings.model)
     if class_weights(settings, train) != facts.class_weights:
-        raise InputError(
+        raise DataChanged(
             f"the weights in {settings.class_weights} have changed since the run was started; restore them, "
             "or start again with --fresh or another --out"
         )
 
 
 def check_model_file(facts: DataFacts, model: str) -> None:
-    """Raise InputError if the file of the model has changed; it is read, but not run."""
+    """Raise DataChanged if the file of the model has changed; it is read, but not run."""
     if model_file_sha256(model) != facts.model_file_sha256:
-        raise InputError(
+        raise DataChanged(
             f"{model.rpartition(':')[0]} has changed since the run was started; "
             "restore it, or start again with --fresh or another --out"
         )

@@ -1,0 +1,182 @@
+"""`flambeau certify` and `verify --replay`: what they show of honest, edited and foreign runs."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from flambeau import Run
+from flambeau.compare.audit import chance_to_see
+from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, save_checkpoint
+from shared_fixtures import write_images
+
+WORDS = (
+    "--duration 8st --batch-size 4 --checkpoint-every 2st --keep 9 --log-every 1 --device cpu "
+    "--precision fp32 --model tiny_convnet --warmup 0st --image-size 8 --seed 3"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, kept_process: Any) -> Path:
+    from flambeau.cli.command import main
+
+    root = tmp_path_factory.mktemp("trained")
+    write_images(root / "images")
+    with kept_process():
+        words = ["train", str(root / "images"), "--out", str(root / "run"), *WORDS.split()]
+        assert main(words) == 0
+    return root
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, to be changed; the data are where they were."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(trained / "run", tmp_path / "run")
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_certificate_is_the_same_twice_and_names_no_place(
+    flambeau: Any, run: Path, trained: Path
+) -> None:
+    before = content_of(run)
+    assert flambeau("certify run --out a.json").code == 0
+    assert flambeau("certify", trained / "run", "--out b.json").code == 0
+    content = Path("a.json").read_bytes()
+    assert content == Path("b.json").read_bytes()
+    assert str(trained).encode() not in content
+    assert content_of(run) == before
+    statement = json.loads(content)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicate"]["settings"]["data"] == "images"
+    names = [subject["name"] for subject in statement["subject"]]
+    assert names[0] == "model.safetensors"
+    assert "checkpoints/step-00000008/training_state.pt" in names
+    assert statement["predicate"]["data"]["images"]["train"]["images"] > 0
+    answer = flambeau("verify run --certificate a.json")
+    assert answer.code == 0
+    assert "the same hashes" in answer.out
+
+
+def test_all_intervals_of_an_honest_run_are_equal(flambeau: Any, run: Path) -> None:
+    before = content_of(run)
+    answer = flambeau("verify run --replay 99 --json")
+    assert answer.code == 0, answer
+    (told,) = (json.loads(answer.out),)
+    assert [(one["start"], one["end"]) for one in told["replayed"]] == [
+        (0, 2), (2, 4), (4, 6), (6, 8),
+    ]  # fmt: skip
+    assert all(one["equal"] for one in told["replayed"])
+    assert told["seen"]["1"] == 1.0
+    assert content_of(run) == before
+
+
+def test_the_seed_chooses(flambeau: Any, run: Path) -> None:
+    chosen = []
+    for _ in range(2):
+        told = json.loads(flambeau("verify run --replay 1 --seed 5 --json").out)
+        chosen.append([(one["start"], one["end"]) for one in told["replayed"]])
+        assert told["seen"] == {"1": 0.25, "2": 0.5}
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0]) == 1
+
+
+def test_an_edited_setting_and_an_edited_image_are_seen(
+    flambeau: Any, run: Path, trained: Path, tmp_path: Path
+) -> None:
+    assert flambeau("certify run --out a.json").code == 0
+    shutil.copytree(trained / "images", tmp_path / "copy")
+    path = next((tmp_path / "copy").rglob("*.png"))
+    answer = flambeau("verify run --certificate a.json --data copy")
+    assert answer.code == 0, answer
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    answer = flambeau("verify run --certificate a.json --data copy")
+    assert answer.code == 1
+    assert "NOT what the certificate says: data.images" in answer.out
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("label_smoothing = 0.1", "label_smoothing = 0.2"))
+    answer = flambeau("verify run --certificate a.json --replay 1 --seed 1")
+    assert answer.code == 1
+    assert "NOT what the certificate says: settings.label_smoothing" in answer.out
+    assert "DIFFERS" in answer.out
+    assert "the run is NOT what its data, settings and seed give" in answer.out
+
+
+def test_another_machine_is_said_before_anything_is_trained(flambeau: Any, run: Path) -> None:
+    folder = run / "checkpoints" / "step-00000004"
+    old = read_checkpoint(folder)
+    exactness = {**old.meta["exactness"], "cpu_kernels": "SSE"}
+    shutil.rmtree(folder)
+    save_checkpoint(folder, old.files, meta={**old.meta, "exactness": exactness})
+    answer = flambeau("verify run --replay 2")
+    assert answer.code == 1
+    assert "NOT shown: this machine does not give the same bits" in answer.out
+    assert "cpu_kernels SSE then" in answer.out
+    assert "again" not in answer.err
+
+
+def test_published_weights_of_another_step(flambeau: Any, run: Path) -> None:
+    weights = run / "checkpoints" / "step-00000002" / "model.safetensors"
+    shutil.copy(weights, run / "model.safetensors")
+    answer = flambeau("verify run --replay 1")
+    assert answer.code == 1
+    assert "FORGED or damaged: model.safetensors is not" in answer.out
+    assert flambeau("certify run --out a.json").code == 2
+
+
+def test_a_run_of_a_script_has_hashes_only(flambeau: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(2, 2)
+    data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    secret = {"token": "hunter2"}
+    mine = Run(
+        "mine", model, optimizer, data, duration="2st", batch_size=4, bar=False, config=secret
+    )
+    for _ in mine.epochs():
+        for x, y in mine.batches():
+            mine.step(nn.functional.cross_entropy(model(x), y))
+    answer = flambeau("certify mine")
+    assert answer.code == 0
+    assert "hashes only, no replay" in answer.out
+    assert "hunter2" not in Path("mine/certificate.json").read_text()
+    assert flambeau("verify mine --certificate mine/certificate.json").code == 0
+    answer = flambeau("verify mine --replay 1")
+    assert answer.code == 2
+    assert "it cannot be replayed" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("verify run --replay 0", "--replay must be at least 1"),
+        ("verify run --seed 1", "--seed is for --replay N or --certificate FILE"),
+        ("verify run --replay 1 --deep", "--deep is for packed images"),
+        ("verify run --certificate none.json", "none.json does not exist"),
+        ("verify run --certificate run/result.json", "is no certificate of a run"),
+        ("verify run --replay 1 --data none", "none does not exist"),
+        ("certify run --out run/result.json", "exists and is no certificate"),
+        ("certify none", "none does not exist"),
+    ],
+)
+def test_wrong_input_is_one_error(flambeau: Any, run: Path, words: str, said: str) -> None:
+    answer = flambeau(words)
+    assert answer.code == 2
+    assert said in answer.err
+
+
+def test_chance_to_see_is_the_hypergeometric_one() -> None:
+    assert chance_to_see(10, 1, 3) == pytest.approx(0.3)
+    assert chance_to_see(6, 2, 3) == pytest.approx(1 - (4 / 6) * (3 / 5) * (2 / 4))
+    assert math.isclose(chance_to_see(4, 4, 1), 1)
