@@ -162,6 +162,8 @@ def test_a_run_of_a_script_has_hashes_only(flambeau: Any, tmp_path: Path, monkey
     [
         ("verify run --replay 0", "--replay must be at least 1"),
         ("verify run --seed 1", "--seed is for --replay N or --certificate FILE"),
+        ("verify run --trust", "--trust is for --replay N or --certificate FILE"),
+        ("certify s3://bucket/run", "name a file here with --out"),
         ("verify run --replay 1 --deep", "--deep is for packed images"),
         ("verify run --certificate none.json", "none.json does not exist"),
         ("verify run --certificate run/result.json", "is no certificate of a run"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from flambeau.cli.reading_flags import add_data_copy
 from flambeau.cli.table import print_json
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import print_text, say
@@ -28,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the certificate, and say what it holds."""
     from flambeau.cli.written_file import check_file
 
+    if arguments.out is None and is_address(arguments.path):
+        raise InputError(f"{arguments.path} is in a store: name a file here with --out FILE.json")
     path = run_here(arguments.path, say)
     out = path / "certificate.json" if arguments.out is None else Path(arguments.out)
     if arguments.out is not None:

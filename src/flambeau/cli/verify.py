@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.run.folder.run_folder import run_around
 
     audits = arguments.replay is not None or arguments.certificate is not None
-    for flag in () if audits else ("data", "seed"):
-        if getattr(arguments, flag) is not None:
+    for flag in () if audits else ("data", "seed", "trust"):
+        if getattr(arguments, flag) not in (None, False):
             raise InputError(f"--{flag} is for --replay N or --certificate FILE: give one of them")
     if is_address(arguments.path) and not is_run_in_store(arguments.path):
         return _verify_store(arguments)

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, mask_of
 from flambeau.errors import InputError, unreadable
+from flambeau.images.decode import Stored
 from flambeau.provenance import named_code
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     MANIFEST,
@@ -132,22 +133,28 @@ def certificate_differences(certificate: Mapping[str, Any], now: Mapping[str, An
 
 
 def images_digest(source: Source) -> dict[str, Any]:
-    """SHA-256 over name, label and stored bytes of every image, in the order of the source."""
+    """SHA-256 over name, label, mask and stored bytes of every image, in the order of the source."""
     whole = hashlib.sha256()
     for index, name in enumerate(source.names):
         label = source.labels[index].tolist()
         whole.update(f"{json.dumps(str(name))} {json.dumps(label)} ".encode())
         try:
-            stored = source.read(index)
+            parts = source.read(index), mask_of(source, index)
         except OSError:
             whole.update(b"unreadable\n")  # a training may leave such images out
             continue
-        if isinstance(stored, bytes):
-            whole.update(hashlib.sha256(stored).digest())
-        else:
-            whole.update(f"{stored.dtype} {stored.shape} ".encode())
-            whole.update(hashlib.sha256(np.ascontiguousarray(stored).tobytes()).digest())
+        for part in parts:
+            whole.update(_content_digest(part))
     return {"images": len(source), "sha256": whole.hexdigest()}
+
+
+def _content_digest(content: Stored | None) -> bytes:
+    if content is None:
+        return b""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).digest()
+    head = f"{content.dtype} {content.shape} ".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(content).tobytes()).digest()
 
 
 def _checkpoint(checkpoint: Path, folder: RunFolder) -> dict[str, Any]:
