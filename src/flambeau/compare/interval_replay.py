@@ -29,10 +29,10 @@ from flambeau.compare.saved_states import (
 )
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, write_file
+from flambeau.recipes.checkpoints.atomic_checkpoint import MANIFEST, CheckpointDamaged, write_file
 from flambeau.run.folder.checkpointer import Restored
 from flambeau.run.folder.identity import changes, exactness_facts
-from flambeau.run.folder.json_file import metrics_row, whole_number
+from flambeau.run.folder.json_file import json_file, metrics_row, whole_number
 from flambeau.run.folder.micro_batches_file import FILE as MICRO_BATCHES
 from flambeau.run.options.option import values_of
 from flambeau.run.options.toml_file import as_toml
@@ -116,11 +116,14 @@ def intervals_of(run: Path, *, extend: str | None) -> tuple[list[Interval], list
 
 
 def why_other_bits(facts: RecordedFacts, ends: list[int], settings: Any) -> list[str]:
-    """What differs here from the machine of the training, so that the bits would differ without a forgery."""
+    """What differs here from the machine of the training, so that bits would differ without a forgery.
+
+    `ends`: of intervals, whose checkpoints are whole.
+    """
     here = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
     found: list[str] = []
     for end in ends:
-        then = read_state(checkpoint_of(facts.folder.path, end)).meta.get("exactness")
+        then = json_file(checkpoint_of(facts.folder.path, end) / MANIFEST)["meta"].get("exactness")
         then = dict(then) if isinstance(then, Mapping) else dict(facts.exactness)
         now = dict(here)
         now["threads"] = _threads(then)
