@@ -129,8 +129,8 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--figure",
         metavar="NAME",
-        help="of a script: what is compared, by its name in a line of JSON that it prints (default: "
-        "val_accuracy; that of its Run where it leaves one in {out})",
+        help="of a script: what is compared, by its name in a line of JSON that it prints, or as its Run in "
+        "{out} chooses by it (default: val_accuracy)",
     )
     add(
         "--mode",
