@@ -256,6 +256,20 @@ def test_a_dry_run_says_trials_time_and_disk(
     assert written < int(disk[1]) * 2**20 < 2 * written
 
 
+def test_a_dry_run_names_the_trials_that_will_fail(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--model tiny_convnet --batch-size 4 --epochs 1 --sampler grid --dry-run"
+    some = flambeau("sweep", images, "--set drop_path=0,0.2", flags)
+    assert some.code == 0, some.err
+    assert "a trial will fail with drop_path=0.2: drop_path = 0.2 has no effect" in some.out
+    assert re.search(r"takes [\d.e-]+ s here", some.out)
+    none = flambeau("sweep", images, "--set drop_path=0.1,0.2", flags)
+    assert none.code == 2
+    assert "with drop_path=0.1: drop_path = 0.1 has no effect" in none.err
+
+
 def test_a_folder_that_holds_something_else_stays_as_it_is(flambeau: Any, script: Path) -> None:
     behind = f"-- {sys.executable} curve.py --lr {{lr}}"
     Path("mine").mkdir()

@@ -237,7 +237,7 @@ def _say_cost(experiment: "Experiment") -> None:
 
     found = estimate(experiment)
     for failure in found.failures:
-        print_text(f"one of the first trials will fail: {failure}")
+        print_text(f"a trial will fail {failure}")
     measured = ", ".join(f"{seconds:.3g}" for seconds in found.epoch_s)
     print_text(f"an epoch of the first trials takes {measured} s here, without evaluations")
     print_text(
