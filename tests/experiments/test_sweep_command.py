@@ -35,6 +35,26 @@ time.sleep(given.sleep)
 print("not JSON")
 print(json.dumps({"val_accuracy": 1 - (given.lr - 0.3) ** 2 + given.seed / 100}))
 """
+RUN_SCRIPT = """
+import argparse, json, torch
+from flambeau import Run
+parser = argparse.ArgumentParser()
+for name in ("lr", "silent"):
+    parser.add_argument(f"--{name}", type=float, default=0.0)
+parser.add_argument("--out")
+given = parser.parse_args()
+points = torch.ones(8, 3)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=given.lr)
+data = torch.utils.data.TensorDataset(points)
+run = Run(given.out, model, optimizer, data, duration="2ep", best="val_loss", bar=False)
+for _ in run.epochs():
+    for (batch,) in run.batches():
+        run.step(model(batch).square().mean())
+    for (batch,) in [] if given.silent else run.evaluate(data):
+        run.log(val_loss=model(batch).square().mean())
+print(json.dumps({"val_score": given.lr}))
+"""
 
 
 @pytest.fixture
@@ -115,6 +135,24 @@ def test_seeds_have_a_spread(flambeau: Any, script: Path) -> None:
         row["value"] for row in rows(Path("found")) if row.get("step") == 0 and "value" in row
     ]
     assert sorted(values) == pytest.approx([1.0, 1.01, 1.02], abs=2e-4)
+
+
+def test_the_figure_of_a_script_with_a_run(flambeau: Any, script: Path) -> None:
+    Path("own.py").write_text(RUN_SCRIPT)
+    flags = "--set lr=0.05,0.4 --sampler grid"
+    behind = f"-- {sys.executable} own.py --lr {{lr}} --out {{out}}"
+    other = flambeau("sweep", flags, "--out other", behind)
+    assert other.code == 2
+    assert "its Run chooses by val_loss, and the sweep compares val_accuracy" in other.err
+    assert all("member" not in row for row in rows(Path("other")))
+    same = flambeau("sweep", flags, "--figure val_loss --out same", behind)
+    assert same.code == 0
+    values = [row["value"] for row in rows(Path("same")) if "member" in row]
+    assert f"best: trial {values.index(min(values))} " in same.out
+    printed = flambeau("sweep", flags, "--figure val_score --out printed", behind, "--silent 1")
+    assert printed.code == 0  # a Run that evaluates nothing, and a line of JSON
+    found = {row["step"]: row["value"] for row in rows(Path("printed")) if "member" in row}
+    assert found == {0: 0.05, 1: 0.4}
 
 
 def test_some_failures_are_results_and_only_failures_an_error(flambeau: Any, script: Path) -> None:
@@ -216,6 +254,20 @@ def test_a_dry_run_says_trials_time_and_disk(
     files = [file for file in Path("run").rglob("*") if file.suffix in (".safetensors", ".pt")]
     written = 27 * sum(file.stat().st_size for file in files)
     assert written < int(disk[1]) * 2**20 < 2 * written
+
+
+def test_a_dry_run_names_the_trials_that_will_fail(
+    flambeau: Any, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--model tiny_convnet --batch-size 4 --epochs 1 --sampler grid --dry-run"
+    some = flambeau("sweep", images, "--set drop_path=0,0.2", flags)
+    assert some.code == 0, some.err
+    assert "a trial will fail with drop_path=0.2: drop_path = 0.2 has no effect" in some.out
+    assert re.search(r"takes [\d.e-]+ s here", some.out)
+    none = flambeau("sweep", images, "--set drop_path=0.1,0.2", flags)
+    assert none.code == 2
+    assert "with drop_path=0.1: drop_path = 0.1 has no effect" in none.err
 
 
 def test_a_folder_that_holds_something_else_stays_as_it_is(flambeau: Any, script: Path) -> None:

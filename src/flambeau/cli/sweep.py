@@ -129,8 +129,8 @@ def _add_script_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--figure",
         metavar="NAME",
-        help="of a script: what is compared, by its name in a line of JSON that it prints (default: "
-        "val_accuracy; that of its Run where it leaves one in {out})",
+        help="of a script: what is compared, by its name in a line of JSON that it prints, or as its Run in "
+        "{out} chooses by it (default: val_accuracy)",
     )
     add(
         "--mode",
@@ -237,7 +237,7 @@ def _say_cost(experiment: "Experiment") -> None:
 
     found = estimate(experiment)
     for failure in found.failures:
-        print_text(f"one of the first trials will fail: {failure}")
+        print_text(f"a trial will fail {failure}")
     measured = ", ".join(f"{seconds:.3g}" for seconds in found.epoch_s)
     print_text(f"an epoch of the first trials takes {measured} s here, without evaluations")
     print_text(

@@ -12,7 +12,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.experiments.description import planned_epochs
 from flambeau.experiments.proposals import Known, propose
-from flambeau.experiments.space import Value
+from flambeau.experiments.space import Value, shown
 from flambeau.experiments.sweeper import Experiment
 from flambeau.run.options.toml_file import as_toml
 
@@ -27,7 +27,7 @@ class Estimate:
         epoch_s: of each measured trial, without evaluations.
         total_s: of all trainings, one after the other.
         disk_bytes: of all run folders at most.
-        failures: what a measured trial has failed with.
+        failures: of measured trials, with their settings.
     """
 
     epoch_s: tuple[float, ...]
@@ -47,7 +47,8 @@ def estimate(experiment: Experiment) -> Estimate:
     for settings in _first_choices(experiment):
         found = _measured({**experiment.settings, **settings}, trust=experiment.trust)
         if isinstance(found, str):
-            failures.append(found)
+            words = " ".join(f"{name}={shown(value)}" for name, value in settings.items())
+            failures.append(f"with {words}: {found}" if words else found)
         else:
             costs.append(found)
     if not costs:

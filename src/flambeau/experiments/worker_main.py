@@ -114,16 +114,28 @@ def _script_run(job: Job, command: tuple[str, ...], log: TextIO, *, claim_fd: in
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         has_begun = paused_after(job.run) > 0 or code < 0
         return _failed(f"{ended}: {last_words(job.log)}", is_refused=not has_begun)
+    return _figure_of_script(job, is_whole=code == 0)
+
+
+def _figure_of_script(job: Job, *, is_whole: bool) -> Answer:
+    """That of its Run, else of a line that it has printed."""
     has_run = (job.run / "config.toml").exists()
     if has_run:
-        value = summarize(job.run, name=job.run.name).best
-    else:
-        value = figure_in(job.log, job.figure)
-    if value is None:
-        printed = f'it has printed no line of JSON with a finite "{job.figure}"'
-        why = f"the run in {job.run} has no finite figure" if has_run else printed
-        return _failed(why, is_refused=not has_run)
-    return Answer("done", value, code == 0)
+        trained = summarize(job.run, name=job.run.name)
+        if trained.best is not None and trained.metric != job.figure:
+            return _failed(
+                f"its Run chooses by {trained.metric}, and the sweep compares {job.figure}: give --figure "
+                f"{trained.metric}",
+                is_refused=True,
+            )
+        if trained.best is not None:
+            return Answer("done", trained.best, is_whole)
+    value = figure_in(job.log, job.figure)
+    if value is not None:
+        return Answer("done", value, is_whole)
+    printed = f'it has printed no line of JSON with a finite "{job.figure}"'
+    evaluated = f"the run in {job.run} has evaluated no finite {job.figure} in run.evaluate(), and "
+    return _failed((evaluated if has_run else "") + printed, is_refused=not has_run)
 
 
 def _failed(why: str, *, is_refused: bool = False) -> Answer:
