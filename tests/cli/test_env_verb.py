@@ -33,7 +33,7 @@ def test_json_is_the_version_and_the_report(capsys: pytest.CaptureFixture[str]) 
     assert images == {"jpeg": f"simplejpeg {simplejpeg.__version__}", "kernel": kernel_status()}
     assert report.pop("problems") == []
     known = {"export", "formats", "hf", "plot", "gpu", "tensorboard", "wandb", "mlflow", "smp"}
-    known |= {"remote", "gs", "az", "sweep"}
+    known |= {"remote", "gs", "az", "sweep", "lint-server"}
     assert set(report.pop("extras")) <= known
     assert 0 <= report.pop("shared_memory_free_bytes") <= shutil.disk_usage("/dev/shm").total
     assert report == {"flambeau": flambeau.__version__, **recipe.environment()}
