@@ -1,7 +1,7 @@
 """Photographs streamed from a store into training batches: flambeau beside the libraries for it.
 
     python bench/remote_stream.py [--images N] [--rounds N] [--workers N] [--links NAME,...]
-                                  [--contenders NAME,...] [--python PATH] [--record]
+                                  [--contenders NAME,...] [--window N] [--python PATH] [--record]
 
 The same made photographs lie in a store on loopback (s3_server.py) as each library wants them: tar shards
 (flambeau's, with their index; WebDataset reads the same ones), litData's and MosaicML's chunks, Parquet for
@@ -17,6 +17,8 @@ until the first batch, imports among them; bytes of the store per byte of the ph
 (proportional set size of all processes at the end of an epoch); and how many images were missing or twice. A
 contender that gives up says why. A row has medians over the rounds, and the lowest and highest.
 
+--window: images among which flambeau shuffles; by default it shuffles sets as small as these as a whole,
+whose first batches need nearly all of the data, while the others' buffers hold a thousand or less.
 --python: of the environment with litdata, mosaicml-streaming, webdataset and datasets; those that it lacks
 are left out by name.
 """
@@ -94,6 +96,7 @@ def of_flambeau(at: str, cache: Path, workers: int) -> Epochs:
         transform(),
         batch_size=BATCH,
         workers=workers,
+        shuffle_window=json.loads(os.environ["BENCH_WINDOW"]),
         **({"cache": cache} if is_address else {}),
     )
     return lambda: batches
@@ -377,6 +380,7 @@ def turn(
             "AWS_SECRET_ACCESS_KEY": "nothing",
             "AWS_DEFAULT_REGION": "us-east-1",
             "BENCH_TARS": json.dumps(tars),
+            "BENCH_WINDOW": json.dumps(args.window),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": cache,
         }
@@ -443,6 +447,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--window", type=int)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--read", help=argparse.SUPPRESS)
@@ -464,6 +469,7 @@ def main() -> None:
         folder = Path(temporary)
         facts = prepare(folder, args.images, args.python)
         where = {"cpu": cpu_model(), "commit": commit(), "workers": args.workers, **facts}
+        where |= {} if args.window is None else {"window": args.window}
         for link in args.links.split(","):
             turns: dict[str, list[Any]] = {name: [] for name in names}
             for k in range(args.rounds):
