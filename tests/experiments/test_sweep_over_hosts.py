@@ -18,7 +18,7 @@ from PIL import Image
 HOST = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 FLAGS = (
     "--set lr=1e-3..1:log --trials 4 --halving 2 --at-once 2 "
-    "--model tiny_convnet --epochs 4 --batch-size 8"
+    "--model tiny_convnet --epochs 8 --batch-size 8"
 )
 LOST_S = 90.0  # until a host that says nothing is lost; see claim.py
 
@@ -104,10 +104,8 @@ def test_another_host_takes_over_what_a_lost_one_has_left(
     alone = sweep("alone", "calm")
     assert alone.wait() == 0, alone.communicate()[1].decode()
     shared = tmp_path / "shared"
-    first = sweep("first", "shared")
-    wait_for(lambda: "first" in owners(shared).values(), seconds=60)
-    second = sweep("second", "shared")
-    wait_for(lambda: {"first", "second"} <= {*owners(shared).values()}, seconds=60)
+    first, second = (sweep(name, "shared") for name in ("first", "second"))
+    wait_for(lambda: {"first", "second"} <= {*owners(shared).values()}, seconds=300)
     lost = [name for name, owner in owners(shared).items() if owner == "first"]
     first.send_signal(signal.SIGKILL)  # with it go all processes of its host
     first.wait()
