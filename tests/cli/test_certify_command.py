@@ -184,3 +184,31 @@ def test_chance_to_see_is_the_hypergeometric_one() -> None:
     assert chance_to_see(10, 1, 3) == pytest.approx(0.3)
     assert chance_to_see(6, 2, 3) == pytest.approx(1 - (4 / 6) * (3 / 5) * (2 / 4))
     assert math.isclose(chance_to_see(4, 4, 1), 1)
+
+
+def test_a_certificate_of_another_state_is_not_replaced(flambeau: Any, run: Path) -> None:
+    """It may be signed; the same bytes may be written again."""
+    assert flambeau("certify run").code == 0
+    written = Path("run/certificate.json").read_bytes()
+    assert flambeau("certify run").code == 0
+    shutil.rmtree(max((run / "checkpoints").glob("step-*[!8]")))
+    refused = flambeau("certify run")
+    assert refused.code == 2 and "is the certificate of another state of the run" in refused.err
+    assert Path("run/certificate.json").read_bytes() == written
+    assert flambeau("certify run --out new.json").code == 0
+
+
+def test_a_replay_keeps_data_of_a_store_where_this_user_does(
+    flambeau: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of another names a folder for its cache: nothing is written there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    assert flambeau("pack", trained / "images", "store/a.tar").code == 0
+    words = WORDS.replace("8st", "4st")
+    address = f"file://{tmp_path}/store/a.tar"
+    assert flambeau("train", address, "--out run --cache theirs", words).code == 0
+    shutil.rmtree("theirs")
+    monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/own")
+    assert flambeau("verify run --replay 1").code == 0
+    assert Path("own").is_dir() and not Path("theirs").exists()

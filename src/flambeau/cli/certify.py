@@ -50,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"{out} exists and is no certificate; give another --out") from error
     statement = statement_of(path, sources_of(path, arguments.data))
     content = as_bytes(statement)
+    if out.exists() and out.read_bytes() != content:  # it may be signed
+        raise InputError(
+            f"{out} is the certificate of another state of the run: move it, or give another --out"
+        )
     write_file(out, content)
     digest = hashlib.sha256(content).hexdigest()
     if arguments.json:

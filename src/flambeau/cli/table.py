@@ -111,7 +111,8 @@ def count_text(count: int | None) -> str | None:
 
 def json_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as it is printed: null for NaN and infinity, which JSON cannot express, and text for paths."""
-    return {str(name): _json_value(value) for name, value in row.items()}
+    facts: dict[str, Any] = _json_value(row)
+    return facts
 
 
 def _json_value(value: Any) -> Any:

@@ -243,14 +243,19 @@ class ReplayedRun:
 
 
 def settings_of(folder: RunFolder) -> ResolvedSettings:
-    """The settings of a run, without those that change no number."""
+    """The settings of a run, without those that change no number.
+
+    Data in a store are kept where this user keeps them, and not where the run says, which may be another's.
+    """
     stored = from_stored(folder.read_existing(), folder.config)
     if stored.sync_bn and stored.parts is not None:
         raise InputError(
             f"{folder.path} has parts and sync_bn, so all parts of a step were under way at once, and a "
             "replay looks at one after the other"
         )
-    return dataclasses.replace(stored, download=False, workers=0, retry_workers=0)
+    return dataclasses.replace(
+        stored, download=False, workers=0, retry_workers=0, cache=None, cache_size=None
+    )
 
 
 def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:
