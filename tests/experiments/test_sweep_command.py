@@ -110,8 +110,31 @@ def test_a_script_is_searched_and_the_sweep_goes_on_where_it_was(
 
     other = flambeau("sweep", flags.replace("0.8", "0.7"), behind)
     assert other.code == 2
-    assert "holds a sweep with another space lr" in other.err
+    assert "holds a sweep with another --set lr" in other.err
     assert len(rows(Path("found"))) == 16
+
+
+def test_trials_at_once_have_a_gpu_each(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.py").write_text(
+        "import json, os, pathlib, sys, time\n"
+        "pathlib.Path(sys.argv[1]).write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "while len([*pathlib.Path().glob('0.*')]) < 2: time.sleep(0.01)\n"  # the others run, too
+        "print(json.dumps({'val_accuracy': 0.5}))\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    behind = f"-- {sys.executable} job.py {{lr}}"
+    done = flambeau("sweep", "--set lr=0.1,0.2,0.3,0.4 --sampler grid --out found", behind)
+    assert done.code == 0, done.err
+    gpus = sorted(path.read_text() for path in Path().glob("0.*"))
+    assert len(gpus) == 4
+    assert set(gpus) == {"4", "7"}
+
+    alone = flambeau("sweep", "--set lr=0.5 --procs 1 --out one", behind)
+    assert alone.code == 0, alone.err
+    assert Path("0.5").read_text() == "4,7"
 
 
 def test_optuna_reads_the_log(flambeau: Any, script: Path) -> None:

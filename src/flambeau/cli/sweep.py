@@ -216,7 +216,8 @@ def _say_plan(described: "Described") -> None:
     experiment = described.experiment
     rules = experiment.rules
     members = len(experiment.members)
-    print_text(f"{rules.trials} trials, in {described.folder} unless --out names another folder")
+    trials = "1 trial" if rules.trials == 1 else f"{rules.trials} trials"
+    print_text(f"{trials}, in {described.folder} unless --out names another folder")
     for name, dimension in experiment.space.items():
         print_text(f"  {name}: {dimension}")
     if experiment.command is not None:

@@ -204,7 +204,7 @@ def train(
     schedule: str = "cosine",
     milestones: str | None = None,
     gamma: float | None = None,
-    warmup: str = "10%",
+    warmup: str | None = None,
     patience: int | None = None,
     plateau_factor: float | None = None,
     loss: str | None = None,
@@ -328,7 +328,7 @@ def train(
         qat: quantization-aware training: simulate 8-bit rounding from the weights of weights or pretrained
             on, for flambeau export format onnx.
         epochs: length of the training in epochs; short for duration Nep (at least 1).
-        duration: length of the training, such as 90ep (epochs) or 5000st (steps) (None: 5ep for the embedded
+        duration: length of the training, such as 90ep (epochs) or 5000st (steps) (None: 4ep for the embedded
             data, 30ep, or 10ep with --pretrained or --weights).
         batch_size: images per forward pass, over all processes; auto finds the largest that fits into memory
             and accumulates gradients up to the usual batch, auto:512 up to a batch of 512 (None: 128 for
@@ -361,7 +361,8 @@ def train(
         milestones: for multistep: when the learning rate falls, such as 30ep,60ep or 50%,75% (None: 50%,75%).
         gamma: for multistep and exponential: factor of the learning rate at each milestone, or per epoch
             (None: multistep 0.1, exponential 0.9; above 0 and at most 1).
-        warmup: length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st.
+        warmup: length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st (None: 10%, 25%
+            for the embedded data).
         patience: for plateau: epochs without a better value of best before the learning rate falls (None: 3;
             at least 0).
         plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).

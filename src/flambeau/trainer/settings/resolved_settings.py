@@ -24,6 +24,7 @@ class ResolvedSettings(Settings):
     workers: int = _resolved("workers")
     model: str = _resolved("model")
     duration: str = _resolved("duration")
+    warmup: str = _resolved("warmup", "10%")
     flip: bool = _resolved("flip", True)
     optimizer: str = _resolved("optimizer", "sgd")
     batch_size: int = _resolved("batch_size")

@@ -450,8 +450,8 @@ class Settings(SharedOptions):
         "训练长度，例如 90ep（epoch）或 5000st（步）",
         group="length",
         auto=(
-            "5ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
-            "内置数据 5ep，否则 30ep，带 --pretrained 或 --weights 时 10ep",
+            "4ep for the embedded data, 30ep, or 10ep with --pretrained or --weights",
+            "内置数据 4ep，否则 30ep，带 --pretrained 或 --weights 时 10ep",
         ),
     )
     batch_size: int | str | None = option(
@@ -591,11 +591,12 @@ class Settings(SharedOptions):
         auto=("multistep 0.1, exponential 0.9", "multistep 0.1，exponential 0.9"),
         range=SHARE_ABOVE_0,
     )
-    warmup: str = option(
-        "10%",
+    warmup: str | None = option(
+        None,
         "length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st",
         "学习率线性预热的长度，例如 5%、2ep 或 500st",
         group="optimization",
+        auto=("10%, 25% for the embedded data", "10%，内置数据 25%"),
     )
     patience: int | None = option(
         None,
@@ -748,16 +749,15 @@ class Settings(SharedOptions):
             )
 
     def _check_durations(self) -> None:
-        warmup = parse_duration(self.warmup, name="warmup", units="% ep st")
-        if self.duration is not None:
-            length = parse_duration(self.duration, name="duration")
-            if length.amount <= 0:
-                raise InputError(f"duration must be above 0, got {self.duration!r}")
-            if warmup.unit == length.unit and warmup.amount >= length.amount:
-                raise InputError(
-                    f"warmup = {self.warmup!r} is not shorter than duration = {self.duration!r}"
-                )
-        if warmup.unit == "%" and warmup.amount >= 100:
+        length = self.duration and parse_duration(self.duration, name="duration")
+        if length and length.amount <= 0:
+            raise InputError(f"duration must be above 0, got {self.duration!r}")
+        warmup = self.warmup and parse_duration(self.warmup, name="warmup", units="% ep st")
+        if warmup and length and warmup.unit == length.unit and warmup.amount >= length.amount:
+            raise InputError(
+                f"warmup = {self.warmup!r} is not shorter than duration = {self.duration!r}"
+            )
+        if warmup and warmup.unit == "%" and warmup.amount >= 100:
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
         if self.extend is not None:
             parse_duration(self.extend, name="extend")

@@ -95,7 +95,8 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         epochs=None,
         duration=None if duration is None else str(parse_duration(duration, name="duration")),
         extend=settings.extend and str(parse_duration(settings.extend, name="extend")),
-        warmup=str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
+        warmup=settings.warmup
+        and str(parse_duration(settings.warmup, name="warmup", units="% ep st")),
         checkpoint_every=str(parse_duration(settings.checkpoint_every, name="checkpoint_every")),
         track=",".join(map(str, tracker_list(settings.track))) or "none",
     )
