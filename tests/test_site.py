@@ -1,6 +1,8 @@
 """The pages as a site: it builds without a warning, names what is wrong, and works without a network."""
 
 import json
+import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -13,16 +15,17 @@ from urllib.parse import quote, unquote
 
 import pytest
 
+from flambeau.cli.recipe_search import Index
 from load_script import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "tools" / "build_site.py"
+SCORE = ROOT / "tools" / "docs_score.py"
 LANGUAGES = ("en", "zh")
-# What a reader types, and a page that has to be found by it.
+# What a reader types, and the first answer.
 QUERIES = [
     ("en", "torch.cuda.amp", "recipes/amp_step"),
     ("zh", "torch.cuda.amp", "recipes/amp_step"),
-    ("zh", "双线性", "training_tricks"),
     ("zh", "双线性池化", "training_tricks"),
     ("en", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
     ("zh", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
@@ -253,45 +256,57 @@ def test_every_page_switches_to_itself_in_the_other_language(site: Path) -> None
             assert f'<html class="no-js" lang="{"en" if language == "en" else "zh-CN"}"' in text
 
 
-@pytest.mark.slow
-def test_search_index_holds_the_words(site: Path) -> None:
-    """Without a browser: the pairs of a Chinese word, and the words of a dotted name, lead to the page."""
-    for language, words, page in (
-        ("en", ["torch", "cuda", "amp"], "recipes/amp_step"),
-        ("zh", ["torch", "cuda", "amp"], "recipes/amp_step"),
-        ("zh", ["双线", "线性"], "training_tricks"),
-        ("en", ["requir", "grad", "grad_fn"], "errors_and_old_names"),
-    ):
-        text = (site / language / "searchindex.js").read_text(encoding="utf-8")
-        index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-        number = index["docnames"].index(page)
-        for word in words:
-            found = [index[part].get(word, []) for part in ("terms", "titleterms")]
-            assert number in [n for one in found for n in (one if isinstance(one, list) else [one])]
-
-
 SEARCH = """
 const fs = require("fs"), vm = require("vm");
-const [folder, query] = process.argv.slice(1);
-const document = {querySelectorAll: () => [], getElementById: () => null};
-const context = {document, window: {}, _ready: () => {}, SPHINX_HIGHLIGHT_ENABLED: false};
-vm.createContext(context);
-const read = (name) => fs.readFileSync(`${folder}/${name}`, "utf-8");
-const parts = ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"].map(read);
-parts.splice(1, 0, "var Stemmer = window.Stemmer;");
-parts.push(`Search._performSearch(...Search._parseQuery(${JSON.stringify(query)})).map((row) => row[0])`);
-console.log(JSON.stringify(vm.runInContext(parts.join("\\n;"), context)));
+const [folder, language] = process.argv.slice(1);
+globalThis.window = {};
+const {Index} = require(`${folder}/_static/search.js`);
+vm.runInThisContext(fs.readFileSync(`${folder}/_static/search_index.js`, "utf-8"));
+const index = new Index(window.flambeauIndex[language]);
+const found = JSON.parse(fs.readFileSync(0, "utf-8")).map((query) => index.search(query, 5)
+    .map(({entry, title, line}) => [entry.kind, entry.name, title, line]));
+console.log(JSON.stringify(found));
 """
+# Of each branch of the search that the questions of tools/docs_questions do not take.
+MORE = [
+    "module 'torch' has no attribute 'symeig'",
+    "cannot import name 'container_abcs' from 'torch._six'",
+    "tensr convolutoin",
+    "how do I",
+    "",
+    "qqqqq",
+    "用gpu训练 AMP",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to run the search of the site")
-@pytest.mark.parametrize(("language", "query", "page"), QUERIES)
-def test_search_finds(site: Path, language: str, query: str, page: str) -> None:
-    """By the search's own code."""
-    command = ["node", "-e", SEARCH, str(site / language), query]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300).stdout)
-    assert page in found
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_search_answers_as_the_command_does(site: Path, language: str) -> None:
+    """Every question of the score: the same entries with the same lines in the same order."""
+    asked = [one.text for one in load_script(SCORE).questions(language)] + MORE
+    done = subprocess.run(
+        ["node", "-e", SEARCH, str(site / language), language],
+        input=json.dumps(asked), capture_output=True, check=True, text=True, timeout=300,
+    )  # fmt: skip
+    index = Index(chinese=language == "zh")
+    for query, found in zip(asked, json.loads(done.stdout), strict=True):
+        of_command = index.search(query, top=5)
+        assert found == [[one.kind, one.name, one.title, one.line] for one in of_command], query
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_search_leads_to_what_it_names(site: Path, language: str) -> None:
+    text = (site / language / "_static" / "search_index.js").read_text(encoding="utf-8")
+    entries = json.loads(text.partition(" = ")[2].removesuffix(";\n"))["entries"]
+    assert len(entries) == len(Index(chinese=language == "zh").entries)
+    held: dict[str, str] = {}
+    for url in {entry["url"] for entry in entries}:
+        page, _, mark = url.partition("#")
+        if page not in held:
+            held[page] = (site / language / page).read_text(encoding="utf-8")
+        assert not mark or f'id="{mark}"' in held[page], url
 
 
 BROWSER = next(
@@ -315,15 +330,95 @@ def browse(path: Path, folder: Path, query: str = "") -> tuple[str, list[str]]:
     return done.stdout, asked
 
 
+def answers(items: str) -> list[str]:
+    return [posixpath.normpath(url) for url in re.findall(r'<li><a href="([^"]*)"', items)]
+
+
 @pytest.mark.slow
 @no_browser
-@pytest.mark.parametrize(("language", "query", "page"), QUERIES)
-def test_search_works_from_a_folder(
-    site: Path, tmp_path: Path, language: str, query: str, page: str
+@pytest.mark.parametrize(("language", "query", "first"), QUERIES)
+def test_search_page_lists_answers(
+    site: Path, tmp_path: Path, language: str, query: str, first: str
 ) -> None:
     dom, asked = browse(site / language / "search.html", tmp_path, f"?q={quote(query)}")
-    assert f'<a href="{page}.html' in dom.partition('id="search-results"')[2]
+    found = answers(dom.partition('id="search-results"')[2])
+    assert found[0].startswith(first)
+    assert len(found) > 3
     assert asked == []
+
+
+TYPING = """<script>
+window.addEventListener("load", async () => {
+  const field = document.querySelector("form.site-search").q;
+  field.focus();
+  for (const letter of QUERY) {
+    field.value += letter;
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+  }
+});
+</script>"""
+AXE = """<script>
+setTimeout(() => axe.run(document).then((found) => {
+  const told = document.createElement("pre");
+  told.id = "axe";
+  told.textContent = JSON.stringify([found.passes.length, found.violations.map((one) => one.id)]);
+  document.body.append(told);
+}), 4000);
+</script>"""
+
+
+def with_scripts(site: Path, folder: Path, page: str, *scripts: str) -> Path:
+    """A page of a copy of the site, with scripts at its end."""
+    shutil.copytree(site, folder / "site", copy_function=os.link)
+    path = folder / "site" / page
+    text = path.read_text(encoding="utf-8").replace("</body>", "".join(scripts) + "</body>")
+    path.unlink()  # a link to that of the site
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@no_browser
+@pytest.mark.parametrize(
+    ("page", "query", "first", "language"),
+    [
+        ("en/recipes/ema.html", "CUDA out of memory. Tried to allocate", "../errors_and", "en"),
+        ("en/index.html", "label smothing", "recipes/label_smoothing", "en"),
+        ("en/index.html", "过拟合", "../zh/overfitting", "zh-CN"),
+        ("zh/index.html", "类别不平衡", "uneven_classes", "zh-CN"),
+    ],
+)
+def test_search_answers_as_one_types(
+    site: Path, tmp_path: Path, page: str, query: str, first: str, language: str
+) -> None:
+    path = with_scripts(site, tmp_path, page, TYPING.replace("QUERY", json.dumps(query)))
+    dom, asked = browse(path, tmp_path)
+    (opened, items) = re.findall(r"<ol([^>]*)>(.*?)</ol>", dom.partition('role="search"')[2])[0]
+    assert f'lang="{language}"' in opened
+    assert "hidden" not in opened
+    found = answers(items)
+    assert any(url.startswith(first) for url in found[:3]), found
+    assert len(found) <= 8
+    assert asked == []
+
+
+@pytest.mark.slow
+@no_browser
+@pytest.mark.parametrize(
+    ("page", "query"),
+    [("en/index.html", "overfitting"), ("zh/memory.html", "显存"), ("en/search.html", "ema")],
+)
+def test_axe_finds_nothing(site: Path, tmp_path: Path, page: str, query: str) -> None:
+    """Neither on a page nor in the answers of the search, open below its field."""
+    package = pytest.importorskip("axe_core_python")
+    axe = (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    typing = TYPING.replace("QUERY", json.dumps(query))
+    path = with_scripts(site, tmp_path, page, typing, f"<script>{axe}</script>", AXE)
+    dom, _ = browse(path, tmp_path)
+    (told,) = re.findall(r'<pre id="axe">(.*?)</pre>', dom)
+    passes, broken = json.loads(told)
+    assert broken == []
+    assert passes > 15
 
 
 @pytest.mark.slow

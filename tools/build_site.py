@@ -12,6 +12,7 @@ index does not name.
 """
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -19,7 +20,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from flambeau.cli.recipe_search import Entry, Index, rules_of_search
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "tools" / "site"
@@ -72,6 +75,8 @@ def main() -> int:
         for language in LANGUAGES:
             for name, text in for_programs(args.docs / language).items():
                 (site / language / name).write_text(text, "utf-8")
+            text = search_index(args.docs, language, site / language)
+            (site / language / "_static" / "search_index.js").write_text(text, "utf-8")
         (site / "index.html").write_text(START, "utf-8")
         if args.out.exists():
             shutil.rmtree(args.out)
@@ -98,6 +103,35 @@ def for_programs(pages: Path) -> dict[str, str]:
         "llms.txt": re.sub(r"\(([\w/]+)\.md([)#])", r"(\1.html\2", text),
         "llms-full.txt": "\n\n".join(bodies) + "\n",
     }
+
+
+def search_index(docs: Path, language: str, site: Path) -> str:
+    """A script with all that `flambeau how` searches, and the page of the site for each entry."""
+    index = Index(chinese=language == "zh", docs=docs)
+    entries = [
+        {
+            "kind": entry.kind,
+            "name": entry.name,
+            "line": entry.line,
+            "url": url,
+            "texts": entry.texts,
+            "messages": entry.messages,
+        }
+        for entry in index.entries
+        if (site / (url := url_of(entry)).partition("#")[0]).exists()
+    ]
+    facts = json.dumps({"entries": entries, **rules_of_search()}, ensure_ascii=False)
+    return f"(window.flambeauIndex ??= {{}}).{language} = {facts};\n"
+
+
+def url_of(entry: Entry) -> str:
+    """The page of an entry, from the folder of its language; flags and lint rules have one page."""
+    if entry.kind == "recipe":
+        return f"recipes/{PurePosixPath(entry.name).name}.html"
+    if entry.kind == "page":
+        page, _, mark = entry.name.partition("#")
+        return page.removesuffix(".md") + ".html" + (f"#{mark}" if mark else "")
+    return {"flag": "train.html", "rule": "lint.html"}[entry.kind]
 
 
 def is_free(out: Path) -> bool:

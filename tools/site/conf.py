@@ -12,7 +12,6 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.search.en import SearchEnglish
 from sphinx.transforms import SphinxTransform
 
 project = "flambeau"
@@ -22,6 +21,8 @@ html_title = "flambeau"
 templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["search.js"]
+html_additional_pages = {"search": "search.html"}
 html_show_copyright = False
 html_copy_source = False
 html_domain_indices = False
@@ -40,35 +41,6 @@ html_sidebars = {
 highlight_language = "text"
 myst_heading_anchors = 6  # the anchors that GitHub gives, Chinese letters included
 smartquotes = False  # `--flag` stays two hyphens
-
-CJK_RUN = re.compile(r"[\u4e00-\u9fff]+|[^\W\u4e00-\u9fff]+")
-
-
-class SearchBigrams(SearchEnglish):
-    """Chinese in pairs of neighboring characters, as Lucene's CJK analyzer does; the rest as in English.
-
-    Sphinx' own splitter needs jieba here, and the browser would split a query in another way.
-    """
-
-    lang = "zh"
-    language_name = "English"  # Sphinx names the stemmer in the browser after it
-    js_splitter_code = """
-var splitQuery = (query) => query
-    .split(/[^\\p{Letter}\\p{Number}_\\p{Emoji_Presentation}]+/u)
-    .flatMap((words) => words.match(/[\\u4e00-\\u9fff]+|[^\\u4e00-\\u9fff]+/gu) || [])
-    .flatMap((word) => /[\\u4e00-\\u9fff]{2}/u.test(word)
-        ? Array.from({length: word.length - 1}, (_, i) => word.slice(i, i + 2)) : [word]);
-"""
-
-    def split(self, input: str) -> list[str]:
-        return [part for run in CJK_RUN.findall(input) for part in parts_of(run)]
-
-
-def parts_of(run: str) -> list[str]:
-    """The characters and the pairs of a Chinese run; any other is one word."""
-    if not "\u4e00" <= run[0] <= "\u9fff":
-        return [run]
-    return [*run, *(run[i : i + 2] for i in range(len(run) - 1))]
 
 
 class LinksOutOfTheLanguage(SphinxTransform):
@@ -118,7 +90,11 @@ class ChineseLines(SphinxTransform):
             ]
 
 
+def without_search_of_sphinx(app: Sphinx) -> None:
+    app.builder.search = False  # type: ignore[attr-defined]  # static/search.js takes its place
+
+
 def setup(app: Sphinx) -> None:
-    app.add_search_language(SearchBigrams)
+    app.connect("builder-inited", without_search_of_sphinx)
     app.add_transform(LinksOutOfTheLanguage)
     app.add_transform(ChineseLines)

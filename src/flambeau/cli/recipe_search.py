@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flambeau_lint.rule import Rule
@@ -35,6 +35,7 @@ _RULE = 0.7  # times, of a rule, whose few words would outweigh a page
 _ANSWER = 1.3  # times, of a row that answers one question
 _SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
+_PHRASE = 2.5  # times, where the exact phrase stands
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -119,10 +120,14 @@ class _Concept:
 
 
 class Index:
-    """All entries with their words counted; perhaps of the Chinese pages."""
+    """All entries with their words counted; perhaps of the Chinese pages.
 
-    def __init__(self, *, chinese: bool) -> None:
-        self._entries = _entries(chinese=chinese)
+    Args:
+        docs: the folder of the pages (None: the package's).
+    """
+
+    def __init__(self, *, chinese: bool, docs: Path | None = None) -> None:
+        self._entries = _entries(docs or docs_folder(), chinese=chinese)
         self._counts = [
             {where: Counter(_tokens(" ".join(texts))) for where, texts in entry.texts.items()}
             for entry in self._entries
@@ -175,7 +180,7 @@ class Index:
             if entry.kind == "rule":
                 score *= _RULE
             if len(concepts) > 1 and phrase in self._plain[number]:
-                score *= 2.5  # the exact phrase; chosen like the weights
+                score *= _PHRASE
             scored.append((matched, score, entry))
         scored.sort(key=lambda row: (-row[0], -row[1], row[2].name))
         return [
@@ -304,13 +309,13 @@ def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
 
 
 def _prose(lines: Iterable[str]) -> Iterator[str]:
-    """Lines outside of code blocks; the first two cells of table rows."""
+    """Lines outside of code blocks, without pictures; the first two cells of table rows."""
     is_code = False
     for line in lines:
         text = _LINK.sub(r"\1", line).strip().removeprefix("- ")
         if text.startswith("```"):
             is_code = not is_code
-        elif not is_code and text and not text.startswith("|--"):
+        elif not is_code and text and not text.startswith(("|--", "!")):
             cells = [cell.strip() for cell in text.strip("|").split("|")]
             yield ": ".join(filter(None, cells[:2])) if text.startswith("|") else text
 
@@ -343,16 +348,33 @@ def _stem(word: str) -> str:
     return word
 
 
+def rules_of_search() -> dict[str, Any]:
+    """What the site's search, tools/site/static/search.js, takes from here, so that it answers the same."""
+    return {
+        "synonyms": [list(group) for group in dict.fromkeys(group for _, group in _synonyms())],
+        "rules": {
+            "weights": _WEIGHTS,
+            "rule": _RULE,
+            "answer": _ANSWER,
+            "shortestMessage": _SHORTEST_MESSAGE,
+            "synonym": _SYNONYM,
+            "phrase": _PHRASE,
+            "stopWords": sorted(_STOP_WORDS),
+            "chineseStop": _CHINESE_STOP.pattern,
+            "suffixes": _SUFFIXES,
+        },
+    }
+
+
 # ---------------------------------------------------------------- entries
 
 
-def _entries(*, chinese: bool) -> list[Entry]:
+def _entries(docs: Path | None, *, chinese: bool) -> list[Entry]:
     from flambeau_lint.rules.catalog import RULES
 
     by_page: dict[str, Entry] = {}  # 'recipes/ema.md', 'memory.md#del-loss'
     for path in recipe_files():
         by_page[f"recipes/{path.stem}.md"] = _recipe(path, chinese=chinese)
-    docs = docs_folder()
     pages = [] if docs is None else sorted((docs / ("zh" if chinese else "en")).rglob("*.md"))
     links: list[tuple[str, str]] = []
     rows: list[Entry] = []

@@ -144,7 +144,8 @@ class SweepFolder:
             if before != now and name not in _MAY_CHANGE:
                 written = name.removeprefix("settings ").replace("space ", "--set ")
                 raise InputError(
-                    f"{self.path} holds a sweep with another {written} ({_short(before)}; now {_short(now)}): "
+                    f"{self.path} holds a sweep with another {written} ({_short(before)}; now "
+                    f"{_short(now)}): "
                     "choose another folder with --out, or repeat its command"
                 )
         if stored["trials"] != described["trials"]:
