@@ -16,7 +16,7 @@ vim.cmd("edit a.py")
 local buffer = vim.api.nvim_get_current_buf()
 local function found() return vim.diagnostic.get(buffer) end
 local function line() return vim.api.nvim_buf_get_lines(buffer, 1, 2, false)[1] end
-local function wait(condition) assert(vim.wait(30000, condition, 20)) end
+local function wait(condition) assert(vim.wait(60000, condition, 20)) end
 vim.ui.select = function(items, _, choose) choose(items[1], 1) end
 local ok, problem = pcall(function()
   wait(function() return #found() == 1 end)
@@ -65,7 +65,7 @@ def test_neovim_shows_and_fixes(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
