@@ -16,7 +16,7 @@ from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected
 from flambeau_lint.selection import jobs_for, refuse_unknown, settings_for
 from flambeau_lint.settings import WrongUsage
 from flambeau_lint.source import Unreadable, decode
-from flambeau_lint.suppressions import add_noqa, unknown_codes
+from flambeau_lint.suppressions import add_noqa, useless_comments
 from flambeau_lint.virtual import is_python
 
 HELP = "find and fix what a newer torch has removed, deprecated or changed in scripts"
@@ -296,7 +296,7 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
     for file in found:
         if file.problem and arguments.output_format != "json":
             _say(f"{reports.printable(file.path)}: not linted: {file.problem}")
-    _warn_of_unknown_codes(found)
+    _warn_of_comments(found)
     if arguments.statistics:
         _print_text("".join(f"{line}\n" for line in reports.statistics(found)))
     elif arguments.output_format == "json":
@@ -313,21 +313,16 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
         _print_text(reports.summary(found, chinese=arguments.zh) + "\n")
 
 
-def _warn_of_unknown_codes(found: Sequence[Checked]) -> None:
+def _warn_of_comments(found: Sequence[Checked]) -> None:
     for file in found:
         if not is_python(Path(file.path)) or file.problem:
             continue
         try:
-            raw = Path(file.path).read_bytes()
-            if b"FLB" not in raw:
-                continue
-            data, _, _ = decode(raw)
+            data, _, _ = decode(Path(file.path).read_bytes())
         except (OSError, Unreadable):
             continue
-        for line, code in unknown_codes(data, list(BY_CODE)):
-            _say(
-                f"{reports.printable(file.path)}:{line}: a comment names {code}, and there is no such rule"
-            )
+        for line, problem in useless_comments(data, list(BY_CODE)):
+            _say(f"{reports.printable(file.path)}:{line}: a comment {problem}")
 
 
 def _version() -> str:

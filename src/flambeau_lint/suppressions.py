@@ -16,6 +16,7 @@ _OURS = re.compile(r"#\s*flambeau:\s*ignore\[(?P<codes>[^\]]*)\]")
 _FILE = re.compile(
     r"#\s*flambeau:\s*ignore-file\b|#\s*(?:ruff|flake8)\s*:\s*noqa\s*$", re.IGNORECASE
 )
+_BARE = re.compile(r"#\s*flambeau:\s*ignore\s*(?:$|#)")
 _CODE = re.compile(r"[A-Z]+[0-9]+")
 
 ALL = "ALL"
@@ -56,12 +57,21 @@ def _codes_in_comments(data: bytes) -> tuple[dict[int, set[str]], bool]:
     return found, False
 
 
-def unknown_codes(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(line, code) of our codes in comments that no rule has."""
-    for line, codes in _codes_in_comments(data)[0].items():
-        for code in sorted(codes):
-            if code.startswith("FLB") and not any(one.startswith(code) for one in known):
-                yield line, code
+def useless_comments(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """(line, problem) of comments that mean to silence one of our rules and do not."""
+    if b"FLB" not in data and b"flambeau:" not in data:
+        return
+    for line, comment in _comments(data):
+        noqa = _NOQA.search(comment)
+        ours = _OURS.search(comment)
+        words = _CODE.findall((noqa["codes"] or "").upper()) if noqa else []
+        words = [word for word in words if word.startswith("FLB")]
+        words += re.split(r"[\s,]+", ours["codes"].strip()) if ours else []
+        for word in words:
+            if word.upper() not in known:
+                yield line, f"names {word or 'no code'}, and there is no such rule"
+        if ours is None and _BARE.search(comment):
+            yield line, "names no code: write 'flambeau: ignore[FLB101]'"
 
 
 def _tokens(data: bytes) -> Iterator[tokenize.TokenInfo]:

@@ -232,6 +232,29 @@ def test_unknown_codes_in_comments_are_named(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.count("a comment names") == 1
 
 
+@pytest.mark.parametrize(
+    ("comment", "problem"),
+    [
+        ("# flambeau: ignore", "names no code: write 'flambeau: ignore[FLB101]'"),
+        ("# flambeau: ignore[]", "names no code, and there is no such rule"),
+        ("# flambeau: ignore[ger]", "names ger, and there is no such rule"),
+        ("# flambeau: ignore[FLB206, FLB20]", "names FLB20, and there is no such rule"),
+        ("# noqa: E501, FLB20", "names FLB20, and there is no such rule"),
+        ("# flambeau: ignore[FLB206]", ""),
+        ("# noqa: flb206", ""),
+        ("# noqa: E501, B101", ""),
+        ("# flambeau: ignored by most", ""),
+    ],
+)
+def test_comments_that_silence_nothing_are_named(
+    comment: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.py").write_text(OLD.replace(")\n", f")  {comment}\n"))
+    lint("a.py")
+    said = f"a.py:2: a comment {problem}\n" if problem else ""
+    assert capsys.readouterr().err == said
+
+
 def test_comments_of_a_file_that_names_another_encoding(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
