@@ -378,7 +378,7 @@ class Program:
             line = lines[owner] = {owner}
             todo = [owner]
             while todo:
-                names = {_last_word(base) for base in todo.pop().bases}
+                names = _words_of(todo.pop().bases)
                 more = [one for one in self.classes if one.name in names and one not in line]
                 line.update(more)
                 todo.extend(more)
@@ -582,11 +582,10 @@ def _begins_with(
     return isinstance(value, ast.Name) and (value.id in names or attribute in attributes)
 
 
-def _last_word(base: ast.expr) -> str:
-    """The name of a class that another derives from, as `Base` in `module.Base[int]`."""
-    while isinstance(base, ast.Subscript):
-        base = base.value
-    return str(getattr(base, "attr", getattr(base, "id", "")))
+def _words_of(bases: Sequence[ast.expr]) -> set[str]:
+    """The names of classes that another may derive from: `Base` of `module.Base[int]`, `with_meta(M, Base)`."""
+    parts = [part for base in bases for part in ast.walk(base)]
+    return {getattr(part, "attr", getattr(part, "id", "")) for part in parts}
 
 
 def _caught_by(handler: ast.ExceptHandler) -> set[str]:

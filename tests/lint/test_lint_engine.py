@@ -152,6 +152,7 @@ def test_a_module_in_an_attribute_is_found(text: str, expected: list[str]) -> No
         held(init="self.lib = torch", more="class B(A):\n    def lib(self): pass"),
         held(init="self.lib = torch", bases="(B)", more="class B:\n    lib = numpy"),
         held(init="self.lib = torch", more="class B:\n    lib = numpy\nclass C(B, A[int]): pass"),
+        held(init="self.lib = torch", bases="(meta(M, B))", more="class B:\n    lib = numpy"),
         held(use="self.lib.ger(x, x)", more="class B(A):\n    lib = torch"),  # others may derive, too
         held(init="if hasattr(torch, 'ger'): self.lib = torch"),
         held(init="self.lib = torch", use="x.lib.ger(x, x)"),
