@@ -373,13 +373,16 @@ class Program:
     @cached_property
     def _lineages(self) -> dict[ast.ClassDef, set[ast.ClassDef]]:
         """Each class with those of the file that it derives from."""
+        by_name: dict[str, list[ast.ClassDef]] = {}
+        for owner in self.classes:
+            by_name.setdefault(owner.name, []).append(owner)
         lines: dict[ast.ClassDef, set[ast.ClassDef]] = {}
         for owner in self.classes:
             line = lines[owner] = {owner}
             todo = [owner]
             while todo:
-                names = _words_of(todo.pop().bases)
-                more = [one for one in self.classes if one.name in names and one not in line]
+                names = _words_of(todo.pop().bases) & by_name.keys()
+                more = [one for name in names for one in by_name[name] if one not in line]
                 line.update(more)
                 todo.extend(more)
         return lines
@@ -583,7 +586,7 @@ def _begins_with(
 
 
 def _words_of(bases: Sequence[ast.expr]) -> set[str]:
-    """The names of classes that another may derive from: `Base` of `module.Base[int]`, `with_meta(M, Base)`."""
+    """Of what a class may derive: `Base` of `module.Base[int]`, and of `with_meta(Meta, Base)`."""
     parts = [part for base in bases for part in ast.walk(base)]
     return {getattr(part, "attr", getattr(part, "id", "")) for part in parts}
 
