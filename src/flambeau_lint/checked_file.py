@@ -46,7 +46,7 @@ class Checked:
     problem: str = ""  # why it could not be read
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(asdict(self))  # ASCII: a name of a file may be no text
 
 
 def from_json(text: str) -> Checked:

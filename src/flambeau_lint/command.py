@@ -6,17 +6,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, Optional
+from typing import NoReturn, Optional, TextIO
 
 from flambeau_lint import reports
 from flambeau_lint.checked_file import Checked, fixed
 from flambeau_lint.files import find_files, unsaved, write
 from flambeau_lint.many_files import Job, cache_folder, check_files, rules_of
-from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected, unknown
-from flambeau_lint.selection import jobs_for, settings_for
+from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected
+from flambeau_lint.selection import jobs_for, refuse_unknown, settings_for
 from flambeau_lint.settings import WrongUsage
 from flambeau_lint.source import Unreadable, decode
-from flambeau_lint.suppressions import add_noqa, unknown_codes
+from flambeau_lint.suppressions import add_noqa, useless_comments
 from flambeau_lint.virtual import is_python
 
 HELP = "find and fix what a newer torch has removed, deprecated or changed in scripts"
@@ -37,9 +37,15 @@ _FLAGS: Sequence[tuple[str, str]] = (
     ("--zh", "messages in Chinese"),
     ("--server", "answer an editor, as a language server over standard input and output"),
 )
-_NOT_OF_SERVER = (
-    *(flag for flag, _ in _FLAGS if flag not in ("--preview", "--zh", "--server")),
-    "--jobs",
+_OF_SERVER = ("--preview", "--zh", "--server")
+_EXCLUDE: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("--diff", ("--fix", "--add-noqa", "--statistics", "--output-format")),
+    ("--add-noqa", ("--fix", "--statistics", "--output-format")),
+    ("--statistics", ("--output-format",)),
+)
+_NEED: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("--unsafe-fixes", ("--fix", "--diff")),
+    ("--allow-dirty", ("--fix", "--add-noqa")),
 )
 _LISTS: Sequence[tuple[str, str, str]] = (
     ("--select", "CODES", "only these rules: FLB101, FLB1, a kind such as removed, a name, ALL"),
@@ -87,13 +93,19 @@ def main(words: Optional[Sequence[str]] = None) -> int:
     parser = _Parser(prog="flambeau-lint", description=HELP, allow_abbrev=False)
     add_arguments(parser)
     try:
-        return run(parser.parse_args(words))
+        code = run(parser.parse_args(words))
+        if not sys.stdout.closed:  # as a server leaves it
+            sys.stdout.flush()
+        return code
     except WrongUsage as error:
         _say(f"flambeau-lint: {error}")
         return 2
     except BrokenPipeError:  # the reader has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk
+        _say(f"flambeau-lint: {error.strerror or error}")
+        return 2
     except KeyboardInterrupt:
         _say("flambeau-lint: interrupted")
         return 130
@@ -109,13 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_rules(arguments.paths[1:])
     if arguments.server:
         return _serve(arguments)
-    settings, note = settings_for(Path(arguments.paths[0]), arguments)
-    if note:
-        _say(note)
-    files = find_files(arguments.paths, settings, force_exclude=arguments.force_exclude)
-    if not files:
-        raise WrongUsage(f"no Python files, notebooks or pages in {', '.join(arguments.paths)}")
-    jobs = jobs_for(files, settings)
+    _refuse_contradictions(arguments)
+    jobs = _jobs(arguments)
     if arguments.add_noqa:
         return _add_noqa(jobs, arguments)
     if arguments.diff:
@@ -128,10 +135,50 @@ def run(arguments: argparse.Namespace) -> int:
     return left or int(is_found)
 
 
+def _given(arguments: argparse.Namespace) -> list[str]:
+    """The flags that were given and are no lists or versions."""
+    given = [flag for flag, _ in _FLAGS if getattr(arguments, flag[2:].replace("-", "_"))]
+    given += ["--jobs"] if arguments.jobs else []
+    return given + ([] if arguments.output_format == "text" else ["--output-format"])
+
+
+def _refuse_contradictions(arguments: argparse.Namespace) -> None:
+    given = _given(arguments)
+    for flag, others in _EXCLUDE:
+        for other in others:
+            if flag in given and other in given:
+                raise WrongUsage(f"{flag} and {other} exclude each other")
+    for flag, others in _NEED:
+        if flag in given and not any(other in given for other in others):
+            raise WrongUsage(f"{flag} has no effect without {' or '.join(others)}")
+    if arguments.jobs < 0:
+        raise WrongUsage(f"--jobs {arguments.jobs}: must be a number of processes")
+
+
+def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    """The files below the paths, each with the rules that the settings around its path turn on."""
+    by_folder: dict[Path, list[str]] = {}
+    for text in arguments.paths:
+        folder = Path(text) if Path(text).is_dir() else Path(text).parent
+        by_folder.setdefault(folder, []).append(text)
+    jobs: dict[str, Job] = {}
+    notes: dict[str, None] = {}
+    for folder, paths in by_folder.items():
+        settings, note = settings_for(folder, arguments)
+        notes[note] = None
+        files = find_files(paths, settings, force_exclude=arguments.force_exclude)
+        new = [file for file in files if file not in jobs]
+        jobs.update((job.path, job) for job in jobs_for(new, settings))
+    for note in filter(None, notes):
+        _say(note)
+    if not jobs and not arguments.force_exclude:
+        raise WrongUsage(f"no Python files, notebooks or pages in {', '.join(arguments.paths)}")
+    return list(jobs.values())
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     """What an editor has open, in place of files."""
-    words = [flag for flag in _NOT_OF_SERVER if getattr(arguments, flag[2:].replace("-", "_"))]
-    words += [] if arguments.output_format == "text" else ["--output-format"]
+    words = [flag for flag in _given(arguments) if flag not in _OF_SERVER]
     words += [] if arguments.paths == ["."] else arguments.paths
     if words:
         raise WrongUsage(f"{words[0]} and --server exclude each other: the editor has the files")
@@ -149,9 +196,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _show_rules(words: Sequence[str]) -> int:
     if not words:
         raise WrongUsage("rule: name a code, such as 'rule FLB101', or 'rule all'")
-    lacking = unknown(words)
-    if lacking:
-        raise WrongUsage(f"there is no rule {lacking[0]!r}; 'rule all' shows all")
+    refuse_unknown(words)
     for rule in RULES:
         if is_selected(rule, words):
             _print_text(reports.rule_page(rule))
@@ -223,9 +268,8 @@ def _add_noqa(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
     from flambeau_lint.suppressions import without_silenced
 
     changes = []
-    for job in jobs:
-        if not is_python(Path(job.path)):
-            continue
+    scripts = [job for job in jobs if is_python(Path(job.path))]
+    for job in scripts:
         try:
             raw = Path(job.path).read_bytes()
             data, encoding, mark = decode(raw)
@@ -239,7 +283,9 @@ def _add_noqa(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
     for path, old, new in changes:
         if path not in refused:
             write(path, old, new)
-    _say(f"{len(changes) - len(refused)} files written")
+    others = len(jobs) - len(scripts)
+    left = f"; {others} notebooks and pages left as they are" if others else ""
+    _say(f"{len(changes) - len(refused)} files written{left}")
     return 2 if refused else 0
 
 
@@ -250,7 +296,7 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
     for file in found:
         if file.problem and arguments.output_format != "json":
             _say(f"{reports.printable(file.path)}: not linted: {file.problem}")
-    _warn_of_unknown_codes(found)
+    _warn_of_comments(found)
     if arguments.statistics:
         _print_text("".join(f"{line}\n" for line in reports.statistics(found)))
     elif arguments.output_format == "json":
@@ -267,21 +313,16 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
         _print_text(reports.summary(found, chinese=arguments.zh) + "\n")
 
 
-def _warn_of_unknown_codes(found: Sequence[Checked]) -> None:
+def _warn_of_comments(found: Sequence[Checked]) -> None:
     for file in found:
         if not is_python(Path(file.path)) or file.problem:
             continue
         try:
-            raw = Path(file.path).read_bytes()
-            if b"FLB" not in raw:
-                continue
-            data, _, _ = decode(raw)
+            data, _, _ = decode(Path(file.path).read_bytes())
         except (OSError, Unreadable):
             continue
-        for line, code in unknown_codes(data, list(BY_CODE)):
-            _say(
-                f"{reports.printable(file.path)}:{line}: a comment names {code}, and there is no such rule"
-            )
+        for line, problem in useless_comments(data, list(BY_CODE)):
+            _say(f"{reports.printable(file.path)}:{line}: a comment {problem}")
 
 
 def _version() -> str:
@@ -296,8 +337,14 @@ def _version() -> str:
 
 
 def _print_text(text: str) -> None:
-    sys.stdout.write(text)
+    _write(sys.stdout, text)
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    _write(sys.stderr, f"{text}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """What the stream's encoding does not have is escaped: a name of a file may hold any bytes."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -165,11 +165,21 @@ def rename_chain(program: Program, node: ast.AST, dotted: str) -> Optional[tuple
     """`torch.a.old` as another name of torch."""
     if is_in_fstring(program, node) or b"\n" in program.source.text_of(node).encode():
         return None
-    found = name_for(program, dotted, node)
+    kept = _kept_attribute(program, node, dotted)
+    found = (kept, ()) if kept else name_for(program, dotted, node)
     if found is None:
         return None
     text, more = found
     return (replace(program, node, text), *more)
+
+
+def _kept_attribute(program: Program, node: ast.AST, dotted: str) -> str:
+    """`self.lib.new` for a name in what an attribute of self holds; empty if it is none of those."""
+    while isinstance(node, ast.Attribute) and program.dotted(node.value):
+        node = node.value
+    held = program.dotted(node)
+    is_kept = isinstance(node, ast.Attribute) and dotted.startswith(f"{held}.")
+    return program.source.text_of(node) + dotted[len(held) :] if is_kept else ""
 
 
 # ---------------------------------------------------------------- imports

@@ -5,20 +5,15 @@ A name is resolved only if all that is ever assigned to it in its scope gives th
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Optional, Union
 
 from flambeau_lint.source import Source
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES: tuple[type[ast.AST], ...] = (
-    ast.Module,
-    ast.Lambda,
-    ast.ClassDef,
-    *Function,
-    *_COMPREHENSIONS,
-)
+_SCOPES = frozenset((ast.Module, ast.Lambda, ast.ClassDef, *Function, *_COMPREHENSIONS))
 # What an older or newer library raises: a name or an argument that it does not have.
 _CAUGHT = {
     "ImportError",
@@ -87,6 +82,8 @@ class Program:
         self._star_modules: list[str] = []
         self._tables: dict[str, dict[ast.AST, list[ast.AST]]] = {}
         self._dotted: dict[ast.AST, str] = {}
+        self._attribute_stores: dict[str, list[ast.Attribute]] = {}
+        self._only_stores: dict[tuple[ast.ClassDef, str], Optional[ast.AST]] = {}
         self.imports: list[Union[ast.Import, ast.ImportFrom]] = []
         self._walk()
 
@@ -115,6 +112,8 @@ class Program:
                 continue
             if cls is ast.Attribute:
                 attributes.setdefault(node.attr, []).append(node)  # type: ignore[attr-defined,arg-type]
+                if node.ctx.__class__ is not ast.Load:  # type: ignore[attr-defined]
+                    self._attribute_stores.setdefault(node.attr, []).append(node)  # type: ignore[attr-defined,arg-type]
                 child = node.value  # type: ignore[attr-defined]
                 parents[child] = node
                 append(child)
@@ -180,17 +179,19 @@ class Program:
 
     def scope_of(self, node: ast.AST) -> ast.AST:
         """The function, class, comprehension or module in which a node is evaluated."""
+        parents = self.parents
         child = node
-        for parent in self.parents_of(node):
-            if isinstance(parent, ast.Lambda):
-                if not isinstance(child, ast.arguments):
+        parent = parents.get(node)
+        while parent is not None:
+            if parent.__class__ in _SCOPES:  # the classes themselves: this is called for each name
+                if isinstance(parent, ast.Lambda):
+                    is_inside = not isinstance(child, ast.arguments)
+                else:
+                    is_inside = isinstance(child, ast.stmt) or isinstance(parent, _COMPREHENSIONS)
+                if is_inside:
                     return parent
-            elif isinstance(parent, (*Function, ast.ClassDef)):
-                if isinstance(child, ast.stmt):
-                    return parent
-            elif isinstance(parent, _SCOPES):
-                return parent
             child = parent
+            parent = parents.get(parent)
         return self.tree
 
     def _scope_of_binding(self, name: str, node: ast.AST) -> ast.AST:
@@ -212,15 +213,7 @@ class Program:
     def _find(self, name: str, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
         if name not in self._stores:
             return self.tree, []
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = {}
-            for store in self._stores[name]:
-                table.setdefault(self._scope_of_binding(name, store), []).append(store)
-            for found in table.values():
-                found.sort(
-                    key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0))
-                )
+        table = self._tables.get(name) or self._by_scope(name)
         if len(table) == 1 and self.tree in table:  # most imports: no scope has to be looked for
             return self.tree, table[self.tree]
         scope = self.scope_of(node)
@@ -232,6 +225,19 @@ class Program:
                 return scope, []
             scope = self.scope_of(scope)
             is_first = False
+
+    def _by_scope(self, name: str) -> dict[ast.AST, list[ast.AST]]:
+        """All that binds a name, by the scope that it is bound in."""
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = {}
+            for store in self._stores.get(name, ()):
+                table.setdefault(self._scope_of_binding(name, store), []).append(store)
+            for found in table.values():
+                found.sort(
+                    key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0))
+                )
+        return table
 
     def is_bound(self, name: str) -> bool:
         """Whether anything in the file binds the name."""
@@ -253,7 +259,9 @@ class Program:
         """'torch.nn.functional.relu' for what an expression stands for; empty if that is not known."""
         if isinstance(node, ast.Attribute):
             owner = self.dotted(node.value)
-            return f"{owner}.{node.attr}" if owner else ""
+            if owner:
+                return f"{owner}.{node.attr}"
+            return self._of_self(node) if node.attr in self._holders else ""
         if not isinstance(node, ast.Name):
             return ""
         found = self._dotted.get(node)
@@ -302,6 +310,134 @@ class Program:
         if isinstance(parent, ast.withitem) and parent.optional_vars is node:
             return parent.context_expr
         return None
+
+    # ------------------------------------------------------------ attributes of self
+
+    def _of_self(self, node: ast.Attribute) -> str:
+        """What an attribute of self stands for: `self.lib` where the class says `self.lib = torch` once."""
+        if not isinstance(node.value, ast.Name):
+            return ""
+        found = self._dotted.get(node)
+        if found is None:
+            self._dotted[node] = ""  # an attribute that is made of itself
+            owner = self._class_of_self(node.value)
+            store = self._only_store(owner, node.attr) if owner else None
+            # A function that a class holds is a method, whose first argument is self.
+            is_method = not isinstance(store, ast.Attribute) and not isinstance(
+                self.parents.get(node), ast.Attribute
+            )
+            found = "" if store is None or is_method else self._of_binding(store)
+            self._dotted[node] = found
+        return found
+
+    @cached_property
+    def _holders(self) -> set[str]:
+        """Attributes to which some class gives a library or something of one, by the words of the source."""
+        found = set()
+        libraries = set()
+        for statement in self.imports:
+            for alias in statement.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                if self._of_alias(alias).partition(".")[0] in _MODULES:
+                    libraries.add(name)
+                    if isinstance(self.parents[statement], ast.ClassDef):
+                        found.add(name)
+        stores: list[tuple[str, ast.AST]] = []
+        for name, assigned in self._attribute_stores.items():
+            stores += [(name, one) for one in assigned]
+        for owner in self.classes:
+            for assign in owner.body:
+                if isinstance(assign, ast.Assign):
+                    stores += [(one.id, one) for one in assign.targets if isinstance(one, ast.Name)]
+        values = [(name, self._assigned(one)) for name, one in stores]
+        given = [one for one in values if one[1].__class__ in (ast.Name, ast.Attribute)]
+        size = -1
+        while len(found) != size:  # self.nn = self.lib.nn
+            size = len(found)
+            found.update(name for name, value in given if _begins_with(value, libraries, found))
+        return found
+
+    def _class_of_self(self, node: ast.Name) -> Optional[ast.ClassDef]:
+        """The class in whose method a name is `self` or `cls`: the first argument, and nothing else."""
+        found = self.bindings(node.id, node)
+        arguments = self.parents.get(found[0]) if len(found) == 1 else None
+        method = self.parents.get(arguments) if isinstance(arguments, ast.arguments) else None
+        if not isinstance(method, Function):
+            return None
+        owner = self.scope_of(method)
+        first = [*method.args.posonlyargs, *method.args.args][:1]
+        is_static = any(getattr(one, "id", "") == "staticmethod" for one in method.decorator_list)
+        is_self = found == first and not is_static
+        return owner if is_self and isinstance(owner, ast.ClassDef) else None
+
+    @cached_property
+    def _lineages(self) -> dict[ast.ClassDef, set[ast.ClassDef]]:
+        """Each class with those of the file that it derives from."""
+        by_name: dict[str, list[ast.ClassDef]] = {}
+        for owner in self.classes:
+            by_name.setdefault(owner.name, []).append(owner)
+        lines: dict[ast.ClassDef, set[ast.ClassDef]] = {}
+        for owner in self.classes:
+            line = lines[owner] = {owner}
+            todo = [owner]
+            while todo:
+                names = _words_of(todo.pop().bases) & by_name.keys()
+                more = [one for name in names for one in by_name[name] if one not in line]
+                line.update(more)
+                todo.extend(more)
+        return lines
+
+    def _only_store(self, owner: ast.ClassDef, name: str) -> Optional[ast.AST]:
+        """What alone binds an attribute in a class and in all related to it; None if that is not sure."""
+        key = (owner, name)
+        if key not in self._only_stores:
+            family = set().union(*(line for line in self._lineages.values() if owner in line))
+            stores = self._stores_of(name, family)
+            is_given = len(stores) == 1 and stores[0][0] in self._lineages[owner]
+            store = stores[0][1] if is_given else None
+            # `lib: type = torch` in a class may be the default of a data class.
+            is_field = isinstance(store, ast.Name) and isinstance(
+                self.parents[store], ast.AnnAssign
+            )
+            is_open = store is None or is_field or self.is_guarded(store)
+            self._only_stores[key] = (
+                None if is_open or self._is_set_by_name(name, family) else store
+            )
+        return self._only_stores[key]
+
+    def _stores_of(
+        self, name: str, family: Collection[ast.ClassDef]
+    ) -> list[tuple[ast.ClassDef, ast.AST]]:
+        """What gives an attribute to some classes or their objects; nothing if some object may be any."""
+        found: list[tuple[ast.ClassDef, ast.AST]] = []
+        for store in self._attribute_stores.get(name, ()):
+            is_name = isinstance(store.value, ast.Name)
+            owner = self._class_of_self(store.value) if is_name else None  # type: ignore[arg-type]
+            if owner is None:
+                return []
+            found.append((owner, store))
+        scopes = self._by_scope(name)
+        found.extend((owner, store) for owner in family for store in scopes.get(owner, ()))
+        return [
+            (owner, store)
+            for owner, store in found
+            if owner in family and not self._is_declared(store)
+        ]
+
+    def _is_declared(self, node: ast.AST) -> bool:
+        """Whether `name: type` says no more than that."""
+        parent = self.parents.get(node)
+        return isinstance(parent, ast.AnnAssign) and parent.value is None
+
+    def _is_set_by_name(self, name: str, family: Collection[ast.ClassDef]) -> bool:
+        """Whether a string may say the attribute's name: setattr(self, key, value)."""
+        if any(one.value == name for one in self.strings):
+            return True
+        ways: list[ast.AST] = [*self.loads.get("setattr", ()), *self.loads.get("vars", ())]
+        ways += [*self.attributes.get("__dict__", ()), *self.attributes.get("__setattr__", ())]
+        return any(self.class_of(one) in family for one in ways)
+
+    # ------------------------------------------------------------ values
 
     def values_of(self, node: ast.AST) -> list[ast.expr]:
         """All that is ever assigned to a name or to an attribute of self; empty if something is unknown."""
@@ -414,21 +550,45 @@ class Program:
 
     def uses(self) -> Iterator[tuple[str, ast.AST]]:
         """(dotted name, node) of each use of what is imported: a chain, and those that it begins with."""
+        holders = self._holders
         for name, nodes in self.loads.items():
             if name not in self._stores and not self._star_modules:
                 continue
             for node in nodes:
                 dotted = self.dotted(node)
-                if dotted.partition(".")[0] not in _MODULES:
-                    continue
                 chain: ast.AST = node
-                yield dotted, node
+                if dotted.partition(".")[0] in _MODULES:
+                    yield dotted, node
+                else:
+                    chain = self.parents[node]
+                    if not isinstance(chain, ast.Attribute) or chain.attr not in holders:
+                        continue
+                    dotted = self.dotted(chain)  # not yielded: it is reported where self gets it
+                    if dotted.partition(".")[0] not in _MODULES:
+                        continue
                 parent = self.parents.get(chain)
                 while isinstance(parent, ast.Attribute):
                     dotted = f"{dotted}.{parent.attr}"
                     yield dotted, parent
                     chain = parent
                     parent = self.parents.get(chain)
+
+
+def _begins_with(
+    value: Optional[ast.expr], names: Collection[str], attributes: Collection[str]
+) -> bool:
+    """Whether a chain begins with one of some names, or with one of some attributes of another name."""
+    attribute = ""
+    while isinstance(value, ast.Attribute):
+        attribute = value.attr
+        value = value.value
+    return isinstance(value, ast.Name) and (value.id in names or attribute in attributes)
+
+
+def _words_of(bases: Sequence[ast.expr]) -> set[str]:
+    """Of what a class may derive: `Base` of `module.Base[int]`, and of `with_meta(Meta, Base)`."""
+    parts = [part for base in bases for part in ast.walk(base)]
+    return {getattr(part, "attr", getattr(part, "id", "")) for part in parts}
 
 
 def _caught_by(handler: ast.ExceptHandler) -> set[str]:

@@ -20,7 +20,7 @@ def finding(program: Program, rule: Rule, node: ast.AST, fix: Optional[Fix] = No
 def span(program: Program, node: ast.AST) -> tuple[int, int]:
     """Where a finding is shown: the last word of a chain is enough, an import shows the name."""
     source = program.source
-    if isinstance(node, ast.alias):
+    if isinstance(node, ast.alias) and not hasattr(node, "lineno"):  # before Python 3.10
         statement = program.parents[node]
         assert isinstance(statement, (ast.Import, ast.ImportFrom))
         places = edits.alias_places(program, statement)

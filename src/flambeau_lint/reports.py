@@ -67,6 +67,10 @@ def summary(found: Sequence[Checked], *, chinese: bool) -> str:
     files = sum(bool(file.places) for file in found)
     safe = sum(place.fix == "safe" for place in places)
     unsafe = sum(place.fix == "unsafe" for place in places)
+    if not places:
+        count = len(found)
+        in_files = f"nothing found in {count} {'file' if count == 1 else 'files'}"
+        return f"{count} 个文件中没有发现问题" if chinese else in_files
     if chinese:
         fixes = f"--fix 可修正 {safe} 处，--unsafe-fixes 另有 {unsafe} 处"
         return f"{len(found)} 个文件中，{files} 个有 {len(places)} 处；{fixes}"
@@ -79,9 +83,9 @@ def summary(found: Sequence[Checked], *, chinese: bool) -> str:
 def statistics(found: Sequence[Checked]) -> Iterator[str]:
     """How often each rule was found, the most frequent first."""
     counts = Counter(place.code for file in found for place in file.places)
-    fixes = Counter(place.code for file in found for place in file.places if place.fix)
+    fixes = {(place.code, place.fix) for file in found for place in file.places}
     for code, count in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
-        mark = "[*]" if fixes[code] else "[ ]"
+        mark = "[*]" if (code, "safe") in fixes else "[?]" if (code, "unsafe") in fixes else "[ ]"
         yield f"{count}\t{code}\t{mark} {BY_CODE[code].name}"
 
 
@@ -112,7 +116,7 @@ def as_json(found: Sequence[Checked]) -> str:
             )
         if file.problem:
             rows.append({"file": file.path, "problem": file.problem})
-    return json.dumps(rows, ensure_ascii=False, indent=1)
+    return json.dumps(rows, indent=1)  # ASCII: names of files may be no text
 
 
 def github_lines(found: Sequence[Checked]) -> Iterator[str]:
@@ -120,10 +124,16 @@ def github_lines(found: Sequence[Checked]) -> Iterator[str]:
     for file in found:
         for place in file.places:
             level = "error" if BY_CODE[place.code].kind in ("removed", "wrong") else "warning"
-            path = PurePath(file.path).as_posix()
-            fields = f"file={_property(path)},line={place.line},endLine={place.end_line},col={place.column}"
+            fields = f"file={_property(PurePath(file.path).as_posix())}"
+            if not place.cell:  # whose lines are none of the file
+                fields += f",line={place.line},endLine={place.end_line},col={place.column}"
             title = _property(f"{place.code} {BY_CODE[place.code].name}")
-            yield f"::{level} {fields},title={title}::{_data(place.message)}"
+            yield f"::{level} {fields},title={title}::{_data(in_cell(place) + place.message)}"
+
+
+def in_cell(place: Place) -> str:
+    """Where in a notebook, for readers that know only lines of files."""
+    return f"cell {place.cell}, line {place.line}: " if place.cell else ""
 
 
 def _data(text: str) -> str:

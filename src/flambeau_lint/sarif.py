@@ -5,13 +5,14 @@ Source: the OASIS standard "Static Analysis Results Interchange Format (SARIF) V
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
 from flambeau_lint.checked_file import Checked, Place
-from flambeau_lint.reports import LEVELS, rule_page
+from flambeau_lint.reports import LEVELS, in_cell, rule_page
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE
 
@@ -43,9 +44,7 @@ def as_sarif(found: Sequence[Checked], version: str) -> str:
             {"executionSuccessful": True, "toolExecutionNotifications": _problems(found)}
         ],
     }
-    return json.dumps(
-        {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, ensure_ascii=False, indent=1
-    )
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -70,17 +69,19 @@ def _uri(path: str) -> str:
             place = PurePath(Path(path).relative_to(Path.cwd()))
         except ValueError:
             return Path(path).as_uri()
-    return quote(place.as_posix())
+    return quote(os.fsencode(place.as_posix()))
 
 
 def _result(path: str, place: Place, number: int, seen: dict[str, int]) -> dict[str, Any]:
     uri = _uri(path)
-    region = {
-        "startLine": place.line,
-        "startColumn": place.column,
-        "endLine": place.end_line,
-        "endColumn": place.end_column,
-    }
+    location: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if not place.cell:  # whose lines are none of the file
+        location["region"] = {
+            "startLine": place.line,
+            "startColumn": place.column,
+            "endLine": place.end_line,
+            "endColumn": place.end_column,
+        }
     # Lines that move keep their name: it is made of what stands there, and of how often it did before.
     word = hashlib.sha256(f"{place.code}\0{uri}\0{place.text.strip()}".encode()).hexdigest()[:16]
     seen[word] = seen.get(word, 0) + 1
@@ -88,10 +89,8 @@ def _result(path: str, place: Place, number: int, seen: dict[str, int]) -> dict[
         "ruleId": place.code,
         "ruleIndex": number,
         "level": LEVELS[BY_CODE[place.code].kind],
-        "message": {"text": place.message},
-        "locations": [
-            {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}},
-        ],
+        "message": {"text": in_cell(place) + place.message},
+        "locations": [{"physicalLocation": location}],
         "partialFingerprints": {"primaryLocationLineHash": f"{word}:{seen[word]}"},
     }
     if place.edits:

@@ -12,7 +12,7 @@ from flambeau_lint.many_files import Job
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import RULES, is_selected, unknown
 from flambeau_lint.settings import Settings, WrongUsage, find_settings, with_flags, words_of
-from flambeau_lint.versions import installed_versions, parts_of, versions_for
+from flambeau_lint.versions import installed_versions, is_before, parts_of, versions_for
 
 
 def settings_for(path: Path, arguments: argparse.Namespace) -> tuple[Settings, str]:
@@ -35,14 +35,24 @@ def settings_for(path: Path, arguments: argparse.Namespace) -> tuple[Settings, s
     flags.update(target=arguments.target, since=arguments.since, preview=arguments.preview)
     merged = with_flags(settings, flags)
     per_file = [code for codes in merged.per_file_ignores.values() for code in codes]
-    for word in unknown([*merged.select, *merged.ignore, *merged.extend_select, *per_file]):
-        near = difflib.get_close_matches(
-            word, [name for rule in RULES for name in (rule.code, rule.name)], 1
-        )
-        raise WrongUsage(
-            f"there is no rule {word!r}" + (f"; did you mean {near[0]}?" if near else "")
-        )
+    refuse_unknown([*merged.select, *merged.ignore, *merged.extend_select, *per_file])
+    target = merged.target or installed_versions()["torch"]
+    if merged.since and is_before(target, merged.since):
+        raise WrongUsage(f"--from {merged.since} is newer than --target {target}")
     return merged, note
+
+
+def refuse_unknown(words: Sequence[str]) -> None:
+    """Words that select rules.
+
+    Raises:
+        WrongUsage: if one selects none.
+    """
+    for word in unknown(words):
+        names = [name for rule in RULES for name in (rule.code, rule.name)]
+        near = difflib.get_close_matches(word, names, 1)
+        more = f"did you mean {near[0]}?" if near else "'rule all' shows all"
+        raise WrongUsage(f"there is no rule {word!r}; {more}")
 
 
 def jobs_for(files: Sequence[str], settings: Settings) -> list[Job]:

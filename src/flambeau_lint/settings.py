@@ -77,29 +77,39 @@ def find_settings(start: Path) -> tuple[Settings, str]:
     for parent in (folder, *folder.parents):
         file = parent / "pyproject.toml"
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            raw = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        if "tool.flambeau" not in text:
+        except OSError as error:
+            raise WrongUsage(f"{file}: {error.strerror or error}") from None
+        if b"flambeau" not in raw:
             continue
         if sys.version_info < (3, 11):
+            if b"tool.flambeau" not in raw:
+                continue
             version = ".".join(map(str, sys.version_info[:2]))
             return Settings(), f"{file} is not read: that needs Python 3.11, and this is {version}"
-        table = _table(file, text)
+        table = _table(file, raw)
         if table is not None:
             return settings_of(table, file), ""
     return Settings(), ""
 
 
-def _table(file: Path, text: str) -> Optional[dict[str, Any]]:
+def _table(file: Path, raw: bytes) -> Optional[dict[str, Any]]:
+    """[tool.flambeau.lint]; None if there is none."""
     import tomllib
 
     try:
-        whole = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(raw.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise WrongUsage(f"{file}: {error}") from None
-    table = whole.get("tool", {}).get("flambeau", {}).get("lint")
-    return table if isinstance(table, dict) else None
+    for key in ("tool", "flambeau", "lint"):
+        if key not in table:
+            return None
+        table = table[key]
+        if not isinstance(table, dict):
+            raise WrongUsage(f"{file}: {key} = {table!r}: must be a table")
+    return table
 
 
 def settings_of(table: Mapping[str, Any], file: Path) -> Settings:

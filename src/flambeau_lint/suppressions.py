@@ -16,6 +16,7 @@ _OURS = re.compile(r"#\s*flambeau:\s*ignore\[(?P<codes>[^\]]*)\]")
 _FILE = re.compile(
     r"#\s*flambeau:\s*ignore-file\b|#\s*(?:ruff|flake8)\s*:\s*noqa\s*$", re.IGNORECASE
 )
+_BARE = re.compile(r"#\s*flambeau:\s*ignore\s*(?:$|#)")
 _CODE = re.compile(r"[A-Z]+[0-9]+")
 
 ALL = "ALL"
@@ -23,6 +24,16 @@ ALL = "ALL"
 
 def silenced_lines(data: bytes) -> tuple[dict[int, set[str]], bool]:
     """Codes that comments silence, by line; and whether the whole file is."""
+    found, is_off = _codes_in_comments(data)
+    for line, places in _comment_places(data).items() if found else ():
+        heard = [found[place] for place in places if place in found]
+        if heard:
+            found[line] = found.get(line, set()).union(*heard)
+    return found, is_off
+
+
+def _codes_in_comments(data: bytes) -> tuple[dict[int, set[str]], bool]:
+    """Codes by the line of the comment that names them; and whether one silences the whole file."""
     lowered = data.lower()
     if b"noqa" not in lowered and b"flambeau" not in lowered:
         return {}, False
@@ -43,18 +54,24 @@ def silenced_lines(data: bytes) -> tuple[dict[int, set[str]], bool]:
             )
         if codes:
             found[line] = codes
-    for line, end in _string_ends(data).items() if found else ():
-        if end in found:
-            found[line] = found.get(line, set()) | found[end]
     return found, False
 
 
-def unknown_codes(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """(line, code) of our codes in comments that no rule has."""
-    for line, codes in silenced_lines(data)[0].items():
-        for code in sorted(codes):
-            if code.startswith("FLB") and not any(one.startswith(code) for one in known):
-                yield line, code
+def useless_comments(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """(line, problem) of comments that mean to silence one of our rules and do not."""
+    if b"FLB" not in data and b"flambeau:" not in data:
+        return
+    for line, comment in _comments(data):
+        noqa = _NOQA.search(comment)
+        ours = _OURS.search(comment)
+        words = _CODE.findall((noqa["codes"] or "").upper()) if noqa else []
+        words = [word for word in words if word.startswith("FLB")]
+        words += re.split(r"[\s,]+", ours["codes"].strip()) if ours else []
+        for word in words:
+            if word.upper() not in known:
+                yield line, f"names {word or 'no code'}, and there is no such rule"
+        if ours is None and _BARE.search(comment):
+            yield line, "names no code: write 'flambeau: ignore[FLB101]'"
 
 
 def _tokens(data: bytes) -> Iterator[tokenize.TokenInfo]:
@@ -96,12 +113,10 @@ def add_noqa(data: bytes, findings: Sequence[Finding]) -> bytes:
     """The source with `# noqa: CODES` behind each line that something is found in."""
     source = Source(data)
     wanted: dict[int, set[str]] = {}
-    ends = _string_ends(data)
+    ends = _line_ends(data)
     for one in findings:
         line = source.place_of(max(one.start, one.end - 1))[0]
-        while line in ends:
-            line = ends[line]
-        wanted.setdefault(line, set()).add(one.code)
+        wanted.setdefault(ends.get(line, line), set()).add(one.code)
     comments = dict(_comments(data))
     out = []
     starts = [*source.starts, len(data)]
@@ -110,7 +125,7 @@ def add_noqa(data: bytes, findings: Sequence[Finding]) -> bytes:
         body = whole.rstrip(b"\r\n")
         end = whole[len(body) :]
         codes = wanted.get(number)
-        if codes and not body.endswith(b"\\"):
+        if codes:
             body = _noted(body, codes, comments.get(number))
         out.append(body + end)
     return b"".join(out)
@@ -120,9 +135,50 @@ def _noted(body: bytes, codes: set[str], comment: Optional[str]) -> bytes:
     match = _NOQA.search(comment) if comment else None
     if comment is None or match is None or not match["codes"]:
         return body.rstrip() + f"  # noqa: {', '.join(sorted(codes))}".encode()
-    old = comment[match.start() : match.end()].encode()
     every = sorted({*_CODE.findall(match["codes"].upper()), *codes})
-    return body.replace(old, f"# noqa: {', '.join(every)}".encode())
+    noted = f"{comment[: match.start()]}# noqa: {', '.join(every)}{comment[match.end() :]}"
+    return body[: len(body) - len(comment.encode())] + noted.encode()
+
+
+def _comment_places(data: bytes) -> dict[int, list[int]]:
+    """For some lines the other ones whose comments hold for them.
+
+    Of a line that has no room for a comment that is where it ends; of a long import also its first line.
+    """
+    places = {line: [end] for line, end in _line_ends(data).items()}
+    for first, last in _imports(data):
+        for line in range(first + 1, last + 1):
+            places.setdefault(line, []).append(first)
+    return places
+
+
+def _line_ends(data: bytes) -> dict[int, int]:
+    """For lines that end within a string or by a backslash, where no comment fits: the last one."""
+    ends = _string_ends(data)
+    comments = {line for line, _ in _comments(data)}
+    for number, text in enumerate(data.splitlines(), 1):
+        if text.endswith(b"\\") and number not in comments:
+            ends.setdefault(number, number + 1)
+    for line in sorted(ends, reverse=True):
+        ends[line] = ends.get(ends[line], ends[line])
+    return ends
+
+
+def _imports(data: bytes) -> Iterator[tuple[int, int]]:
+    """The first and the last line of each import of several lines."""
+    first = 0
+    is_import = False
+    try:
+        for token in _tokens(data):
+            if token.type == tokenize.NEWLINE:
+                if is_import and token.start[0] > first:
+                    yield first, token.start[0]
+                first = 0
+            elif not first and token.type == tokenize.NAME:
+                first = token.start[0]
+                is_import = token.string in ("from", "import")
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        return
 
 
 def _string_ends(data: bytes) -> dict[int, int]:

@@ -1,14 +1,17 @@
 """`flambeau lint` as a user types it: files, settings, comments, formats, exit codes, what it writes."""
 
+import io
 import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import flambeau_lint
 from flambeau.cli.command import main as flambeau
 from flambeau_lint import many_files
 from flambeau_lint.command import main
@@ -68,6 +71,15 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         (["empty"], "no Python files, notebooks or pages in empty"),
         (["rule", "FLB999"], "there is no rule 'FLB999'"),
         (["rule"], "name a code"),
+        (["rule", "torch-qrr"], "did you mean torch-qr?"),
+        (["--unsafe-fixes", "a.py"], "--unsafe-fixes has no effect without --fix or --diff"),
+        (["--allow-dirty", "--diff", "a.py"], "no effect without --fix or --add-noqa"),
+        (["--diff", "--fix", "a.py"], "--diff and --fix exclude each other"),
+        (["--diff", "--add-noqa", "a.py"], "--diff and --add-noqa exclude each other"),
+        (["--add-noqa", "--fix", "a.py"], "--add-noqa and --fix exclude each other"),
+        (["--statistics", "--output-format", "json", "a.py"], "exclude each other"),
+        (["--jobs", "-1", "a.py"], "--jobs -1: must be a number of processes"),
+        (["--from", "2.15", "--target", "1.8", "a.py"], "--from 2.15 is newer than --target 1.8"),
     ],
 )
 def test_wrong_usage_is_said(
@@ -215,6 +227,32 @@ def test_unknown_codes_in_comments_are_named(capsys: pytest.CaptureFixture[str])
     Path("a.py").write_text("import torch  # noqa: FLB999\n")
     assert lint("a.py") == 0
     assert "a.py:1: a comment names FLB999" in capsys.readouterr().err
+    Path("a.py").write_text(_SAVED.format("", "").replace("(", "(  # noqa: FLB999"))
+    assert lint("a.py") == 1
+    assert capsys.readouterr().err.count("a comment names") == 1
+
+
+@pytest.mark.parametrize(
+    ("comment", "problem"),
+    [
+        ("# flambeau: ignore", "names no code: write 'flambeau: ignore[FLB101]'"),
+        ("# flambeau: ignore[]", "names no code, and there is no such rule"),
+        ("# flambeau: ignore[ger]", "names ger, and there is no such rule"),
+        ("# flambeau: ignore[FLB206, FLB20]", "names FLB20, and there is no such rule"),
+        ("# noqa: E501, FLB20", "names FLB20, and there is no such rule"),
+        ("# flambeau: ignore[FLB206]", ""),
+        ("# noqa: flb206", ""),
+        ("# noqa: E501, B101", ""),
+        ("# flambeau: ignored by most", ""),
+    ],
+)
+def test_comments_that_silence_nothing_are_named(
+    comment: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.py").write_text(OLD.replace(")\n", f")  {comment}\n"))
+    lint("a.py")
+    said = f"a.py:2: a comment {problem}\n" if problem else ""
+    assert capsys.readouterr().err == said
 
 
 def test_comments_of_a_file_that_names_another_encoding(
@@ -230,6 +268,48 @@ def test_comments_of_a_file_that_names_another_encoding(
     assert lint("a.py") == 0
     silenced = path.read_text(encoding="gbk")
     assert silenced == text.replace("ger(a, b)\n", "ger(a, b)  # noqa: FLB206\n", 1)
+
+
+_SAVED = "from torch.cuda.amp import (\n    autocast,{}\n    GradScaler,{}\n)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "import torch\nx = torch.ger(a, b) + \\\n    1 + \\\n    2\ny = '\\\n'\n",
+            "import torch\nx = torch.ger(a, b) + \\\n    1 + \\\n    2  # noqa: FLB206\ny = '\\\n'\n",
+        ),
+        (
+            "import torch\nx = '# noqa: E501', torch.ger(a, b)  # noqa: E501 é # noqa: E501\n",
+            "import torch\nx = '# noqa: E501', torch.ger(a, b)  # noqa: E501, FLB206 é # noqa: E501\n",
+        ),
+        (_SAVED.format("", ""), _SAVED.format("  # noqa: FLB2120", "  # noqa: FLB2121")),
+    ],
+)
+def test_add_noqa_where_a_comment_fits(text: str, expected: str) -> None:
+    Path("a.py").write_text(text)
+    assert lint("a.py") == 1
+    assert lint("--add-noqa", "--allow-dirty", "a.py") == 0
+    assert Path("a.py").read_text() == expected
+    assert lint("a.py") == 0
+
+
+def test_the_first_line_of_an_import_speaks_for_its_names() -> None:
+    Path("a.py").write_text(_SAVED.format("", "").replace("(", "(  # noqa: FLB2120, FLB2121"))
+    assert lint("a.py") == 0
+    Path("a.py").write_text(_SAVED.format("", "").replace("(", "(  # noqa: FLB2120"))
+    assert lint("a.py") == 1
+    Path("a.py").write_text("import torch\nx = f(  # noqa: FLB206\n    torch.ger(a, b)\n)\n")
+    assert lint("a.py") == 1
+
+
+def test_add_noqa_says_what_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    Path("a.md").write_text(f"```python\n{OLD}```\n")
+    assert lint("--add-noqa", "--allow-dirty", ".") == 0
+    said = capsys.readouterr().err
+    assert "1 files written; 1 notebooks and pages left as they are" in said
 
 
 def test_add_noqa_silences_all() -> None:
@@ -268,6 +348,57 @@ def test_settings_of_pyproject(capsys: pytest.CaptureFixture[str]) -> None:
     Path("pyproject.toml").write_text("[tool.flambeau.lint]\nselect = 'FLB1'\n")
     assert main(["."]) == 2
     assert "must be a list of strings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"tool = 3 # flambeau", "tool = 3: must be a table"),
+        (b"[tool]\nflambeau = 'x'", "flambeau = 'x': must be a table"),
+        (b"[tool.flambeau]\nlint = ['FLB1']", "lint = ['FLB1']: must be a table"),
+        (b"[tool.flambeau.lint]\n# \xff", "can't decode byte 0xff"),
+        (b"[tool.flambeau.lint", "pyproject.toml: "),
+        (b"[tool]\nflambeau.lint.selekt = []", "did you mean select?"),
+        (b'[tool."flambeau".lint]\nselekt = []', "did you mean select?"),
+    ],
+)
+def test_settings_that_cannot_be(
+    text: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.py").write_text(OLD)
+    Path("pyproject.toml").write_bytes(text)
+    assert main(["a.py"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_next_table_holds_even_if_it_is_empty() -> None:
+    Path("pyproject.toml").write_text("[tool.flambeau.lint]\nignore = ['ALL']\n")
+    Path("a").mkdir()
+    Path("a/a.py").write_text(OLD)
+    assert lint("a/a.py") == 0
+    Path("a/pyproject.toml").write_text("[project]\ndependencies = ['flambeau']\n")
+    assert lint("a/a.py") == 0
+    Path("a/pyproject.toml").write_text("[tool.flambeau.lint]\n")
+    assert lint("a/a.py") == 1
+
+
+def test_each_path_has_the_settings_of_its_project(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, ignored in (("a", "FLB206"), ("b", "FLB187")):
+        Path(name).mkdir()
+        Path(name, "pyproject.toml").write_text(f"[tool.flambeau.lint]\nignore = ['{ignored}']\n")
+        Path(name, "a.py").write_text("import torch\ntorch.ger(a, b)\ntorch.qr(a)\n")
+    for paths in (["a", "b"], ["b/a.py", "a/a.py"], ["a/a.py", "b", "a"]):
+        assert lint(*paths) == 1
+        shown = capsys.readouterr().out
+        assert "a/a.py:3:1: FLB187" in shown
+        assert "b/a.py:2:1: FLB206" in shown
+        assert "2 found in 2 of 2 files" in shown
+
+
+def test_a_commit_of_excluded_files_alone_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    assert lint("--exclude", "a.py", "--force-exclude", "a.py") == 0
+    assert capsys.readouterr().out == "nothing found in 0 files\n"
 
 
 def output(capsys: pytest.CaptureFixture[str], kind: str, *paths: str) -> str:
@@ -310,10 +441,56 @@ def test_github_lines(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_places_in_a_notebook_for_readers_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.ipynb").write_text(notebook(*CELLS[:2], "\n\n", CELLS[4]))
+    (line,) = output(capsys, "github", "a.ipynb").splitlines()
+    assert line.startswith("::warning file=a.ipynb,title=FLB206 ger::cell 4, line 1: `torch.ger`")
+    (result,) = json.loads(output(capsys, "sarif", "a.ipynb"))["runs"][0]["results"]
+    assert result["message"]["text"].startswith("cell 4, line 1: `torch.ger`")
+    assert result["locations"] == [{"physicalLocation": {"artifactLocation": {"uri": "a.ipynb"}}}]
+
+
+def test_names_that_are_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"\xff.py")
+    Path(name).write_text(OLD)
+    assert "\\udcff.py:2:5: FLB206" in output(capsys, "text", ".")
+    assert json.loads(output(capsys, "json", "."))[0]["file"] == name
+    result = json.loads(output(capsys, "sarif", "."))["runs"][0]["results"][0]
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "%FF.py"
+    assert output(capsys, "github", ".").startswith("::warning file=\\udcff.py,line=2,")
+
+
+def test_a_terminal_without_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.py").write_text(OLD)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert lint("--zh", "a.py") == 1
+    assert b"a.py:2:5: FLB206 [*] `torch.ger` \\u81ea torch 1.8" in written.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said() -> None:
+    Path("a.py").write_text(OLD)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flambeau_lint", "a.py"],
+            env={**os.environ, "PYTHONPATH": str(Path(flambeau_lint.__file__).parents[1])},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "flambeau-lint: No space left on device\n")
+
+
 def test_statistics_and_chinese(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.py").write_text(OLD + OLD)
     assert lint("--statistics", "a.py") == 1
     assert capsys.readouterr().out == "2\tFLB206\t[*] ger\n"
+    Path("b.py").write_text("import torch\ny = torch.matrix_rank(a)\ntorch.eig(a)\n")
+    assert lint("--statistics", "b.py") == 1
+    assert capsys.readouterr().out == "1\tFLB101\t[ ] eig\n1\tFLB105\t[?] matrix-rank\n"
     assert lint("--zh", "a.py") == 1
     assert "已弃用" in capsys.readouterr().out
 

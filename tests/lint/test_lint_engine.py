@@ -79,6 +79,121 @@ def test_a_class_does_not_hide_a_name_from_its_methods() -> None:
     assert found(text) == ["FLB206"]
 
 
+_HOLDER = """
+import torch
+class A{bases}:
+    {body}
+    def __init__(self):
+        self.other = 1
+        {init}
+    def f(self, x):
+        return {use}
+{more}
+"""
+
+
+def held(*, bases: str = "", body: str = "pass", init: str = "pass", use: str = "", more: str = ""):
+    """A class that keeps a module, or a name of one, in an attribute."""
+    use = use or "self.lib.ger(x, x)"
+    return _HOLDER.format(bases=bases, body=body, init=init, use=use, more=more)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (held(init="self.lib = torch"), ["FLB206"]),
+        (held(init="self.lib: object = torch"), ["FLB206"]),
+        (held(body="lib = torch"), ["FLB206"]),
+        (held(body="import torch as lib"), ["FLB206"]),
+        (held(body="lib: object", init="self.lib = torch"), ["FLB206"]),
+        (held(body="@classmethod\n    def g(cls, x):\n        return cls.lib.ger(x, x)\n    lib = torch"),
+         ["FLB206", "FLB206"]),
+        (held(init="self.lib = torch", use="[self.lib.ger(y, y) for y in x]"), ["FLB206"]),
+        (held(init="self.all = torch; self.lib = self.all.nn", use="self.lib.functional.upsample(x)"),
+         ["FLB217"]),
+        (held(init="self.F = torch.nn.functional", use="self.F.softmax(x)"), ["FLB2135"]),
+        (held(init="self.softmax = torch.nn.functional.softmax", use="self.softmax(x)"), ["FLB2135"]),
+        (held(init="self.lib = torch", use="None", more="class B(A):\n    def g(self):\n"
+              "        return self.lib.ger(1, 2)"), ["FLB206"]),
+        (held(init="self.lib = torch", more="class B:\n    def g(self):\n        self.lib = numpy"),
+         ["FLB206"]),
+        # Of its own class: that of the function whose argument `self` is.
+        (held(init="self.lib = torch", use="None", more="class B:\n    def g(self):\n"
+              "        class C:\n            lib = torch\n        return self.lib.ger(1, 2)"), []),
+    ],
+)  # fmt: skip
+def test_a_module_in_an_attribute_is_found(text: str, expected: list[str]) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        held(init="self.lib = lib"),
+        held(init="self.lib = torch if x else numpy"),
+        held(init="self.lib = torch; self.lib = numpy"),
+        held(init="self.lib = torch; self.lib = torch"),  # twice: something is meant by it
+        held(init="self.lib = torch; self.lib += 1"),
+        held(init="self.lib = torch; del self.lib"),
+        held(init="self.lib, self.np = torch, numpy"),
+        held(init="for self.lib in (torch, numpy): pass"),
+        held(body="lib = torch", init="self.lib = numpy"),
+        held(body="lib: object = torch", more="class B:\n    lib = torch"),  # a default, of a data class
+        held(body="lib = torch\n    def lib(self): pass"),
+        held(body="@staticmethod\n    def g(self):\n        return self.lib.ger(1, 2)\n    lib = torch",
+             use="None"),
+        held(init="self = x; self.lib = torch"),
+        held(init="self.lib = torch; setattr(self, x, numpy)"),
+        held(init="self.lib = torch; self.__dict__.update(x)"),
+        held(init="self.lib = torch; vars(self).update(x)"),
+        held(init="self.lib = torch", more="a.lib = numpy"),
+        held(init="self.lib = torch", more="setattr(a, 'lib', numpy)"),
+        held(init="self.lib = torch", more="class B(A):\n    lib = numpy"),
+        held(init="self.lib = torch", more="class B(A):\n    def lib(self): pass"),
+        held(init="self.lib = torch", bases="(B)", more="class B:\n    lib = numpy"),
+        held(init="self.lib = torch", more="class B:\n    lib = numpy\nclass C(B, A[int]): pass"),
+        held(init="self.lib = torch", bases="(meta(M, B))", more="class B:\n    lib = numpy"),
+        held(use="self.lib.ger(x, x)", more="class B(A):\n    lib = torch"),  # others may derive, too
+        held(init="if hasattr(torch, 'ger'): self.lib = torch"),
+        held(init="self.lib = torch", use="x.lib.ger(x, x)"),
+        held(body="softmax = torch.nn.functional.softmax", use="self.softmax(x)"),  # x is its `dim`
+        "import torch\nself.lib = torch\nself.lib.ger(a, b)",
+        "import torch\ndef f(self):\n    self.lib = torch\n    self.lib.ger(a, b)",
+        "import torch\nclass A:\n    f = lambda self: self.lib.ger(a, b)\n    lib = torch",
+    ],
+)  # fmt: skip
+def test_an_attribute_that_may_hold_another_is_not_resolved(text: str) -> None:
+    assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (held(init="self.lib = torch"), held(init="self.lib = torch", use="self.lib.outer(x, x)")),
+        (
+            held(init="self.lib = torch", use="self.lib.qr(x)"),
+            held(init="self.lib = torch", use="self.lib.linalg.qr(x)"),
+        ),
+        (
+            held(init="self.F = torch.nn.functional", use="self.F.upsample(x)"),
+            held(init="self.F = torch.nn.functional", use="self.F.interpolate(x)"),
+        ),
+        (
+            held(init="self.amp = torch.cuda.amp", use="self.amp.autocast()"),
+            held(init="self.amp = torch.cuda.amp", use="torch.amp.autocast('cuda')"),
+        ),
+        # A function is called by the attribute's name, not by its own.
+        (
+            held(init="import numpy as np; self.make = np.array", use="self.make(x, copy=False)"),
+            held(init="import numpy as np; self.make = np.array", use="self.make(x, copy=False)"),
+        ),
+    ],
+)
+def test_a_fix_keeps_the_attribute(before: str, expected: str) -> None:
+    assert found(before)
+    assert after(before, unsafe=True) == textwrap.dedent(expected)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_every_other_byte_stays(end: str) -> None:
     lines = [

@@ -51,6 +51,19 @@ def test_the_hook_runs_out_of_the_checkout(tmp_path: Path) -> None:
     assert "FLB187" in done.stdout
 
 
+def test_the_hook_of_the_page_fixes_what_is_staged(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "en" / "lint.md").read_text(encoding="utf-8")
+    (given,) = re.findall(r"^      args: \[(.*)\]$", page, re.MULTILINE)
+    script = old_script(tmp_path)
+    for command in (
+        ["git", "init"],
+        ["git", "add", script.name],
+        [str(ROOT / "lint" / "flambeau-lint"), *given.replace('"', "").split(", "), script.name],
+    ):
+        subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+    assert "torch.linalg.qr" in script.read_text()
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_sources_are_python_3_9(path: Path) -> None:
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))

@@ -215,7 +215,7 @@ def _copy_false(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     edit = edits.remove_argument(program, node, given)
     is_plain = len(node.args) <= 2 and all(one.arg in ("copy", "dtype") for one in node.keywords)
     fix = None
-    if edit is not None and is_plain and isinstance(node.func, ast.Attribute):
+    if edit is not None and is_plain and getattr(node.func, "attr", "") == "array":
         end = program.source.end_of(node.func)
         fix = Fix((Edit(end - len("array"), end, "asarray"), edit))
     yield finding(program, rule, given, fix)
