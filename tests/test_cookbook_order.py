@@ -114,7 +114,10 @@ def test_sections_answer_in_one_order(name: str, language: str) -> None:
 @pytest.mark.parametrize("name", ordered_pages())
 def test_both_languages_have_the_same_parts(name: str) -> None:
     english, chinese = (
-        [[part for _, part in parts_in(one.rows)] for one in sections(read(ROOT / "docs" / language / name))]
+        [
+            [part for _, part in parts_in(one.rows)]
+            for one in sections(read(ROOT / "docs" / language / name))
+        ]
         for language in ("en", "zh")
     )
     assert english == chinese
