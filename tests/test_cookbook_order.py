@@ -1,7 +1,7 @@
-"""A section of a cookbook page answers in one order: what to write; why; when not; what goes wrong; costs; old code.
+"""A section of a cookbook page answers in one order, that of CONTRIBUTING.md, and both languages in the same.
 
-The parts from 'when not' on are found by the words that they begin with (CONTRIBUTING.md): a line with such a
-word begins a part, and the lines below it belong to it until the next one or the end of the section.
+The parts from 'when not' on are found by the words that they begin with: a line with such a word begins
+a part, and the lines below it belong to it until the next one or the end of the section.
 A heading may be one, too: then a whole page has this order.
 
     python tests/test_cookbook_order.py [PAGE ...]
@@ -12,7 +12,7 @@ prints what stands in another order.
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -31,7 +31,10 @@ LEAD = 2
 """Lines of prose before the code or the table of a section: what to write today, in words."""
 ANSWER = re.compile(r"```$|[|!]|1\. ")
 """A block, a table, a picture, or the first of numbered steps."""
-OLD = re.compile(r"\bdeprecated\b|\b(old|older) (code|repositories)\b|\boften pasted\b|弃用|旧代码")
+OLD = re.compile(
+    r"\bdeprecated\b|\b(old|older) (code|repositories)\b|\boften pasted\b|弃用|旧代码",
+    re.IGNORECASE,
+)
 ABOUT_OLD_CODE = {"errors_and_old_names.md", "parallel/from_apex_and_old_launchers.md"}
 OF_A_COMMAND = {"doctor.md", "lint.md", "sweep.md", "tune.md"}
 """Their sections explain what the command does."""
@@ -70,7 +73,7 @@ def parts_in(rows: list[tuple[int, str]]) -> list[tuple[int, int]]:
 
 def order_breaches(rows: list[tuple[int, str]]) -> Iterator[str]:
     found = parts_in(rows)
-    for (_, before), (number, part) in zip(found, found[1:], strict=False):
+    for (_, before), (number, part) in pairwise(found):
         if part <= before:
             names = [*PARTS]
             yield f"line {number}: '{names[part]}' comes behind '{names[before]}'"
@@ -109,6 +112,51 @@ def ordered_pages() -> list[str]:
 @pytest.mark.parametrize("name", ordered_pages())
 def test_sections_answer_in_one_order(name: str, language: str) -> None:
     assert list(breaches(read(ROOT / "docs" / language / name), name)) == []
+
+
+PAGE = """# Page
+
+## Heading
+
+Write this:
+
+```python
+x = 1
+```
+
+It is right.
+
+- When not: never.
+- What goes wrong: `x` is 2.
+  This belongs to it.
+- Cost: 1 ms.
+- Old code wrote 2, which is deprecated.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("", "", None),
+        ("- When not: never.", "It is cheap.", None),
+        ("Write this:", "One.\nTwo.\nWrite this:", "3 lines stand before the code"),
+        ("- When not", "- Old code did.\n- When not", "'when not' comes behind 'old code'"),
+        ("- Cost:", "- What goes wrong:", "comes behind 'what goes wrong'"),
+        ("- Cost: 1 ms.", "- Cost: 1 ms.\n- When not: ever.", "'when not' comes behind 'cost'"),
+        ("It is right.", "Older code has 2.", "line 11: this is of old code"),
+        ("It is right.", "| 2 | deprecated |", None),
+        (
+            "# Page",
+            "# Page\n\n## What it costs\n\n## When not to",
+            "'when not' comes behind 'cost'",
+        ),
+        ("## Heading", "### 旧代码怎么写\n\n它已弃用。\n\n### Heading", None),
+    ],
+)
+def test_another_order_is_found(old: str, new: str, message: str | None) -> None:
+    found = list(breaches(parse(PAGE.replace(old, new, 1)), "page.md"))
+    assert len(found) == (message is not None)
+    assert all((message or "") in breach for breach in found)
 
 
 @pytest.mark.parametrize("name", ordered_pages())
