@@ -22,11 +22,13 @@ from test_cookbook_blocks import cookbook_pages
 from test_docs import ROOT, Page, parse, read
 
 PARTS = {
-    "when not": r"When not\b|什么时候不",
+    "when not": r"When not\b|Not for|什么时候不|不适合",
     "what goes wrong": r"What goes wrong|Common mistakes|常见错误|会出什么问题",
     "cost": r"Cost:|Measured:|What it costs|代价|实测：",
     "old code": r"(What old|Old) code|旧代码",
 }
+COST, OLD_CODE = 2, 3
+"""Places in PARTS."""
 LEAD = 2
 """Lines of prose before the code or the table of a section: what to write today, in words."""
 ANSWER = re.compile(r"```$|[|!]|1\. ")
@@ -91,8 +93,15 @@ def old_code_breaches(section: Section) -> Iterator[str]:
     for number, row in section.rows:
         begun = part_of(row)
         part = part if begun is None else begun
-        if row[0] != "|" and OLD.search(row) and part != len(PARTS) - 1:
+        if row[0] != "|" and OLD.search(row) and part != OLD_CODE:
             yield f"line {number}: this is of old code, which comes last, behind 'Old code:'"
+
+
+def cost_breaches(section: Section) -> Iterator[str]:
+    for number, part in parts_in(section.rows):
+        row = dict(section.rows)[number]
+        if part == COST and not re.search(r"\d", row):
+            yield f"line {number}: what it costs needs a figure"
 
 
 def breaches(page: Page, name: str) -> Iterator[str]:
@@ -100,6 +109,7 @@ def breaches(page: Page, name: str) -> Iterator[str]:
     for section in sections(page):
         yield from order_breaches(section.rows)
         yield from lead_breaches(section)
+        yield from cost_breaches(section)
         if name not in ABOUT_OLD_CODE:
             yield from old_code_breaches(section)
 
@@ -143,6 +153,7 @@ It is right.
         ("- When not", "- Old code did.\n- When not", "'when not' comes behind 'old code'"),
         ("- Cost:", "- What goes wrong:", "comes behind 'what goes wrong'"),
         ("- Cost: 1 ms.", "- Cost: 1 ms.\n- When not: ever.", "'when not' comes behind 'cost'"),
+        ("- Cost: 1 ms.", "- Cost: a little.", "line 16: what it costs needs a figure"),
         ("It is right.", "Older code has 2.", "line 11: this is of old code"),
         ("It is right.", "| 2 | deprecated |", None),
         (
