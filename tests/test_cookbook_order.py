@@ -98,9 +98,8 @@ def old_code_breaches(section: Section) -> Iterator[str]:
 
 
 def cost_breaches(section: Section) -> Iterator[str]:
-    for number, part in parts_in(section.rows):
-        row = dict(section.rows)[number]
-        if part == COST and not re.search(r"\d", row):
+    for number, row in section.rows:
+        if part_of(row) == COST and not re.search(r"\d", row):
             yield f"line {number}: what it costs needs a figure"
 
 
