@@ -2,6 +2,8 @@
 
 import argparse
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +233,74 @@ def test_an_old_argument_parser_refuses_the_spelling_of_todays_launcher(
         parser.parse_args(["--local-rank=1"])
     assert stop.value.code == 2
     assert "unrecognized arguments: --local-rank=1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what torch says, on several pages
+
+
+def load_with_module_prefix() -> None:
+    nn.Linear(2, 3).load_state_dict(nn.DataParallel(nn.Linear(2, 3)).state_dict())
+
+
+def load_another_number_of_classes() -> None:
+    nn.Linear(2, 3).load_state_dict(nn.Linear(2, 4).state_dict(), strict=False)
+
+
+def load_a_whole_model() -> None:
+    file = io.BytesIO()
+    torch.save(nn.Linear(2, 3), file)
+    file.seek(0)
+    torch.load(file)
+
+
+def derive_twice_without_a_graph() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    (first,) = torch.autograd.grad(x**3, x)
+    torch.autograd.grad(first, x)
+
+
+def check_gradients_at_a_corner() -> None:
+    zero = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(torch.relu, (zero,))
+
+
+def write_in_place_what_backward_needs() -> None:
+    y = torch.ones(2, requires_grad=True).exp()
+    y.relu_().add_(1)
+    y.sum().backward()
+
+
+def run_what_is_not_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.ones(4).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: torch.save({}, "missing/model.pth"), "Parent directory missing does not exist"),
+        (load_with_module_prefix, r"Missing key\(s\) in state_dict(.|\n)*Unexpected key\(s\)"),
+        (load_another_number_of_classes, "size mismatch for weight"),
+        (load_a_whole_model, "Weights only load failed"),
+        (lambda: torch.optim.SGD([{"parameters": [torch.ones(1)]}]), "'params'"),
+        (lambda: torch.distributions.Beta(0.0, 0.0), "concentration"),
+        (lambda: nn.Conv2d(1, 1, 3, stride=2, padding="same"), "not supported for strided"),
+        (derive_twice_without_a_graph, "element 0 of tensors does not require grad"),
+        (check_gradients_at_a_corner, "Jacobian mismatch"),
+        (write_in_place_what_backward_needs, "modified by an inplace operation"),
+        (run_what_is_not_deterministic, "does not have a deterministic implementation"),
+    ],
+)
+def test_message_of_a_mistake(mistake: Callable[[], object], message: str) -> None:
+    with pytest.raises((KeyError, RuntimeError, ValueError, pickle.UnpicklingError), match=message):
+        mistake()
+
+
+def test_a_schedule_that_is_stepped_first_is_warned_of() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.warns(UserWarning, match=r"call of `lr_scheduler.step\(\)` before"):
+        schedule.step()
