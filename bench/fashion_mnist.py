@@ -167,6 +167,7 @@ def main() -> None:
     if told.script:
         script(told.script, told.data, told.seed)
         return
+    of_commit = commit()  # before the first line of results changes the checkout
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
     for seed in range(told.rounds):
         own = by_flambeau(told, seed)
@@ -193,7 +194,7 @@ def main() -> None:
             "torch": torch.__version__,
             "torchvision": torchvision.__version__,
             "cpu": cpu_model(),
-            "commit": commit(),
+            "commit": of_commit,
         }
         record(row, __file__, keep=told.record)
 
