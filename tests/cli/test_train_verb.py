@@ -139,6 +139,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "extend",
         "preset",
         "parts",
+        "portable_bits",
         "stop_within",
         "shuffle_window",
         "mirror",

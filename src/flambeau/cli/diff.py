@@ -8,6 +8,7 @@ from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.run.folder.store_run import run_here
+from flambeau.run.options.portable_bits import hold_for
 from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             "--loss looks at metrics.jsonl alone, and --replay trains: give one of them"
         )
+    for run in (left, right):
+        hold_for(run)
     if arguments.loss:
         return _loss(left, right, as_json=arguments.json)
     from flambeau.compare.comparison_text import verdict

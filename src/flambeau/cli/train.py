@@ -17,6 +17,7 @@ from flambeau.optional_packages import large_import
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
 from flambeau.run.folder.store_run import folder_and_mirror, in_store
+from flambeau.run.options.portable_bits import hold, hold_for
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.sandbox.keep_off_files import outside
 from flambeau.terminal import print_text, say
@@ -57,10 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     if mirror is not None:
         given["mirror"] = mirror
     settings = canonical(Settings(**given))
+    hold(settings.portable_bits)
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
     shown = given_settings(settings, given)
     folder = folder_for_run(default_folder(settings, shown) if arguments.out is None else folder)
+    if not arguments.fresh:
+        hold_for(folder)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
         with large_import():
@@ -228,6 +232,7 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
     if given or others:
         flag = flag_of([*given, *others][0])
         raise InputError(f"--replay-step takes its settings from the run; leave {flag} out")
+    hold_for(Path(arguments.replay_step).parent)
     from flambeau.trainer.replay_nan_step import replay_nan_step
 
     return replay_nan_step(Path(arguments.replay_step), trust=arguments.trust, say=say)

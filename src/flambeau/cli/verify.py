@@ -12,6 +12,7 @@ from flambeau.cli.table import print_json
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.run.folder.store_run import is_run_in_store, run_here
+from flambeau.run.options.portable_bits import hold_for
 from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_address(arguments.path) and not is_run_in_store(arguments.path):
         return _verify_store(arguments)
     path = run_here(arguments.path, say)
+    hold_for(path)
     if audits:
         return _audit(path, arguments)
     is_export = (path / "export.json").is_file()

@@ -26,6 +26,7 @@ from flambeau.parallel.preemption import EXIT_CODE, PAUSE_AFTER, Preempted
 from flambeau.run.folder.lock import is_locked
 from flambeau.run.folder.pause_file import paused_after
 from flambeau.run.folder.summary import summarize
+from flambeau.run.options.portable_bits import hold
 from flambeau.terminal import say
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -66,6 +67,7 @@ def _trained(job: Job, log: TextIO) -> Answer:
     """Train as `flambeau train` does, in this process."""
     with _output_to(log):
         try:
+            hold(job.settings.get("portable_bits"))
             with large_import():
                 from flambeau.trainer.api import train
             _set_pause(job.epochs)

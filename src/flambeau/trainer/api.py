@@ -216,6 +216,7 @@ def train(
     on_nan: str = "stop",
     precision: str = "auto",
     device: str = "auto",
+    portable_bits: int | None = None,
     seed: int = 0,
     verify_steps: str = "0",
     sync_bn: bool = False,
@@ -382,6 +383,8 @@ def train(
         precision: numeric precision of the forward pass; auto uses bf16 where the hardware supports it
             natively (one of auto, fp32, tf32, bf16, fp16).
         device: device to train on, such as cpu, cuda or cuda:1.
+        portable_bits: compute with so many threads, and only by operations that give the same bits on every
+            x86-64 processor with AVX2 (from 1 to 256).
         seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below 2**64).
         verify_steps: compute a share of the steps twice, such as 1/100, and compare the bits before the
             optimizer acts, to find a machine that computes wrong; 0 is off.

@@ -1,5 +1,6 @@
 """The training of `flambeau train`, from top to bottom: what is built, and the loop over its epochs."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ from flambeau.trainer.parts.fine_tuning import (
 )
 from flambeau.trainer.parts.model import check_training, make_model, normalizer
 from flambeau.trainer.parts.optimizer import new_optimizer
+from flambeau.trainer.parts.portable_bits import refused_operations, require_portable_bits
 from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
@@ -291,7 +293,9 @@ def set_up_torch(settings: ResolvedSettings) -> torch.device:
     device = pick_device(settings.device)
     make_deterministic(warn_only=True)
     use_float32(settings.precision, device)
-    use_threads()
+    if settings.portable_bits is not None:
+        require_portable_bits(settings.portable_bits, world=join_ranks().world)
+    use_threads(settings.portable_bits)
     if device.type == "cpu":
         keep_freed_memory()
     seed_everything(settings.seed)
@@ -327,7 +331,8 @@ def new_model(
         if settings.weights is None and loads:
             init_from_images(model, inputs, preset=settings.preset)
         model = qat_model(model, settings, facts, inputs if loads else None)
-        check_training(model, settings, facts, world=settings.parts or ranks.world)
+        with refused_operations() if settings.portable_bits else contextlib.nullcontext():
+            check_training(model, settings, facts, world=settings.parts or ranks.world)
         if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
             model = convert_sync_batchnorm(model)
         elif settings.sync_bn:

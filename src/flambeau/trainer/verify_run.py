@@ -78,6 +78,8 @@ def verify_run(path: Path) -> Verification:
         if stored.get("parts") is not None:
             threads = newest["exactness"]["threads"]
             anywhere = f", on any number of processes with OMP_NUM_THREADS={threads}"
+        elif stored.get("portable_bits") is not None:
+            anywhere = ", on any x86-64 processor with AVX2"
         lines.append(f"a resume would be exact, from step {newest['step']}{anywhere}")
         data = named_code(stored).get("data")
         if data is not None:
@@ -96,7 +98,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
     settings = from_stored(stored, folder.config)
     try:
         _check_data(settings, DataFacts.read(folder.dataset))
-        use_threads()
+        use_threads(settings.portable_bits)
         now = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
         then = newest["exactness"]
         if (processes := then.get("processes", 1)) > 1 or settings.parts is not None:

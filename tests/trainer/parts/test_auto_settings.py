@@ -112,6 +112,7 @@ def test_nothing_is_left_open() -> None:
         "extend",
         "preset",
         "parts",
+        "portable_bits",
         "eval_size",
         "stop_within",
         "shuffle_window",

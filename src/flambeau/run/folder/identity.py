@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from flambeau.data.loading.batch_plan import Order
 from flambeau.run.options.option import options_of, values_of
+from flambeau.run.options.portable_bits import switches_set
 from flambeau.run.options.run_options import RunOptions
 from flambeau.run.options.shared_options import SharedOptions
 
@@ -182,6 +183,7 @@ def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
     }
+    facts |= switches_set()
     if compiled:
         facts["compiled"] = "yes"
     if device.type == "cuda":

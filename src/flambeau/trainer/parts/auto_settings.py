@@ -75,7 +75,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     )
     workers = 0 if small or device.type == "cpu" else min(max(1, usable_cpus() // local_world()), 8)
     precision = "fp32"
-    if native_bf16(device):
+    if native_bf16(device) and settings.portable_bits is None:
         precision = "bf16"
     elif device.type == "cuda":
         precision = "fp16"
@@ -157,6 +157,8 @@ def _task_settings(settings: Settings, train: Source) -> dict[str, Any]:
 
 
 def _device(settings: Settings) -> torch.device:
+    if settings.portable_bits is not None:
+        return torch.device("cpu")
     try:
         return pick_device(settings.device)
     except InputError as error:

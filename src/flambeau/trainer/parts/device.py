@@ -80,11 +80,14 @@ def num_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def use_threads() -> None:
-    """Let torch use this process's share of the CPUs, or OMP_NUM_THREADS threads.
+def use_threads(number: int | None = None) -> None:
+    """Let torch use so many threads; None: OMP_NUM_THREADS, or this process's share of the CPUs.
 
     One thread too many can cost a factor of ten, because threads wait by spinning.
     """
+    if number is not None:
+        torch.set_num_threads(number)
+        return
     threads = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, usable_cpus() // local_world())
     torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) else share)

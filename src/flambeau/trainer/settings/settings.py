@@ -30,6 +30,7 @@ from flambeau.run.options.option import (
     options_of,
     typed,
 )
+from flambeau.run.options.portable_bits import OPTIMIZERS
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.tracker_names import tracker_list
 
@@ -678,6 +679,15 @@ class Settings(SharedOptions):
         "训练所用的设备，例如 cpu、cuda 或 cuda:1",
         group="machine",
     )
+    portable_bits: int | None = option(
+        None,
+        "compute with so many threads, and only by operations that give [the same bits on every x86-64 "
+        "processor with AVX2](reproducibility.md#the-same-bits-on-another-processor)",
+        "用这么多线程计算，并且只用在每种带 AVX2 的 x86-64 处理器上"
+        "[结果逐位相同](reproducibility.md#换处理器也逐位相同)的运算",
+        group="machine",
+        range=Range(1, 256),
+    )
     sync_bn: bool = option(
         False,
         "compute BatchNorm statistics over the batch of all processes (or parts) instead "
@@ -806,6 +816,8 @@ class Settings(SharedOptions):
             if getattr(self, name) is not None and self.teacher is None:
                 raise InputError(f"{name} has no effect without a teacher: leave it out")
         _check_sharding(self)
+        if self.portable_bits is not None:
+            _check_portable_bits(self)
         if self.parts is not None:
             _check_parts(self)
 
@@ -848,6 +860,28 @@ def _check_parts(settings: Settings) -> None:
             f"{parts}: with shard = {settings.shard!r} gradients are added in the order of the processes; "
             "leave one of them out"
         )
+
+
+def _check_portable_bits(settings: Settings) -> None:
+    """Refuse what was not shown to give the same bits on other processors."""
+    known = {
+        "device": ("auto", "cpu"),
+        "precision": ("auto", "fp32"),
+        "compile": ("none",),
+        "shard": ("none",),
+        "parts": (None,),
+        "qat": (False,),
+        "optimizer": (None, *OPTIMIZERS),
+    }
+    for name, values in known.items():
+        value = getattr(settings, name)
+        if value not in values:
+            shown = " or ".join(repr(one) for one in values if one not in (None, "auto"))
+            better = f"use {shown}" if shown else f"leave {name} out"
+            raise InputError(
+                f"portable_bits = {settings.portable_bits}: with {name} = {value!r} the bits depend on the "
+                f"processor, or were not compared; {better}"
+            )
 
 
 def split_names(target: str) -> list[str]:
