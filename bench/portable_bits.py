@@ -10,13 +10,14 @@ with this value of MKL_CBWR. `mkl_branch` is what MKL then reports: 1 off, 2 AUT
 `functions` hashes 100,000 values of each elementwise function. Lines that results/portable_bits.jsonl has for
 the same torch are not made again, so a bench that was stopped goes on.
 
---cost: seconds of an epoch of `flambeau train` on the embedded data, with --portable-bits 1 between two
-without; a round is the ratio of the middle to the mean around it.
+--cost: seconds per image of an epoch of `flambeau train` on the embedded data, with --portable-bits 1 between
+two without; a round is the ratio of the middle to the mean around it.
 """
 
 import argparse
 import ctypes
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -157,53 +158,61 @@ def compare(arguments: Any) -> None:
     facts = {"torch": version("torch"), "cpu": cpu_model(), "python": platform.python_version()}
     texts = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
     known = {key(row): row for row in map(json.loads, texts)}
-    for value in arguments.switches:
-        for threads in arguments.threads:
-            for processor in arguments.processors:
-                place = {"processor": processor, "threads": threads, "switches": value}
-                jobs = [
-                    job
-                    for job in arguments.models
-                    if key({**facts, **place, "model": job.partition(":")[0]}) not in known
-                ]
-                for found in (
-                    lines_of(jobs, processor, arguments, threads=threads, value=value)
-                    if jobs
-                    else ()
-                ):
-                    row = {"commit": commit(), **facts, **place, **found}
-                    other = known.get(key({**row, "processor": "native"}))
-                    if other is not None:
-                        pairs = [(other["hashes"].get(k), v) for k, v in row["hashes"].items()]
-                        row["as_native"] = all(one in (None, two) for one, two in pairs)
-                    known[key(row)] = row
-                    record(row, __file__, keep=arguments.record)
+    places = itertools.product(arguments.switches, arguments.threads, arguments.processors)
+    for value, threads, processor in places:
+        place = {"processor": processor, "threads": threads, "switches": value}
+        models = {job.partition(":")[0]: job for job in arguments.models}
+        jobs = [
+            job
+            for name, job in models.items()
+            if key({**facts, **place, "model": name}) not in known
+        ]
+        if not jobs:
+            continue
+        for found in lines_of(jobs, processor, arguments, threads=threads, value=value):
+            row = {"commit": commit(), **facts, **place, **found}
+            other = known.get(key({**row, "processor": "native"}))
+            if other is not None:
+                row["as_native"] = differing(other["hashes"], row["hashes"])
+            known[key(row)] = row
+            record(row, __file__, keep=arguments.record)
 
 
-def epoch_seconds(*flags: str) -> float:
-    words = "--epochs 1 --subset 0.2 --precision fp32 --workers 0 --out run".split()
+def differing(native: dict[str, str], here: dict[str, str]) -> str:
+    """'same', or the steps or functions that differ, among those that both have."""
+    names = [name for name in here if native.get(name, here[name]) != here[name]]
+    return ", ".join(names) or "same"
+
+
+def seconds_per_image(*flags: str) -> float:
+    """Of an epoch of `flambeau train` on a fifth of the embedded data."""
+    words = ["--epochs", "1", "--subset", "0.2", "--precision", "fp32", "--workers", "0", *flags]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**switched("none"), "HOME": folder, "OMP_NUM_THREADS": "1"}
         subprocess.run(
-            [sys.executable, "-m", "flambeau", "train", *words, *flags],
-            cwd=folder, env=environment, check=True, capture_output=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "flambeau", "train", "--out", "run", *words],
+            cwd=folder,
+            env={**switched("none"), "HOME": folder, "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+        )
         lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return sum(row.get("train_s", row.get("seconds", 0.0)) for row in map(json.loads, lines))
+    speeds = [row["images_per_s"] for row in map(json.loads, lines) if "images_per_s" in row]
+    return 1 / statistics.median(speeds)
 
 
 def cost(arguments: Any) -> None:
+    model = ["--model", arguments.cost_model]
     ratios = []
-    before = epoch_seconds()
+    before = seconds_per_image(*model)
     for _ in range(arguments.cost):
-        middle = epoch_seconds("--portable-bits", "1")
-        after = epoch_seconds()
+        middle = seconds_per_image(*model, "--portable-bits", "1")
+        after = seconds_per_image(*model)
         ratios.append(middle / ((before + after) / 2))
         before = after
     row = {
         "commit": commit(),
         "cpu": cpu_model(),
-        "model": arguments.models,
+        "cost_of": arguments.cost_model,
         "rounds": len(ratios),
         "ratio": round(statistics.median(ratios), 3),
         "smallest": round(min(ratios), 3),
@@ -221,6 +230,7 @@ def main() -> None:
     models = ["functions", "mlp:200", "vit:20", "convnet:20", "resnet18:1"]
     parser.add_argument("--models", nargs="+", default=models, metavar="NAME:STEPS")
     parser.add_argument("--cost", type=int, metavar="ROUNDS")
+    parser.add_argument("--cost-model", default="tiny_convnet")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

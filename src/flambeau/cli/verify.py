@@ -84,8 +84,6 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is, or a resume would not be exact."""
-    from flambeau.run.folder.run_folder import run_around
-
     audits = arguments.replay is not None or arguments.certificate is not None
     for flag in () if audits else ("data", "seed", "trust"):
         if getattr(arguments, flag) not in (None, False):
@@ -93,7 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     if is_address(arguments.path) and not is_run_in_store(arguments.path):
         return _verify_store(arguments)
     path = run_here(arguments.path, say)
-    hold_for(path)
+    hold_for(path)  # before torch is loaded, as by the next line
+    from flambeau.run.folder.run_folder import run_around
+
     if audits:
         return _audit(path, arguments)
     is_export = (path / "export.json").is_file()

@@ -192,7 +192,9 @@ def causes(comparison: RunComparison) -> list[str]:
 def fact_text(fact: Difference) -> str:
     """A difference in a few words."""
     at = "" if fact.step is None else f" at step {fact.step}"
-    name = fact.name.replace("_", " ") if fact.kind == "environment" else fact.name
+    is_variable = fact.name.isupper()  # of the environment of a process
+    in_words = fact.kind == "environment" and not is_variable
+    name = fact.name.replace("_", " ") if in_words else fact.name
     return f"{name} ({_pair(fact.values)}{at})"
 
 

@@ -6,7 +6,7 @@ Torch is not imported here, since then it would be too late.
 import os
 import platform
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Container, Mapping, MutableMapping
 from pathlib import Path
 
 from flambeau.errors import InputError
@@ -29,12 +29,17 @@ _ENVIRONMENT = Path("/proc/self/environ")
 _set_here: set[str] = set()
 
 
-def hold(threads: int | None, *, environment: MutableMapping[str, str] = os.environ) -> None:
+def hold(
+    threads: int | None,
+    *,
+    environment: MutableMapping[str, str] = os.environ,
+    modules: Container[str] = sys.modules,
+) -> None:
     """Set the switches for a run with `portable_bits`, if torch has not been loaded.
 
     InputError: the user has set one of them to something else.
     """
-    if threads is None or "torch" in sys.modules:
+    if threads is None or "torch" in modules:
         return
     for name, value in SWITCHES.items():
         given = environment.get(name, value)
