@@ -181,7 +181,7 @@ def test_settings_of_an_optimizer_and_a_schedule() -> None:
 def test_the_embedded_data_are_learned_in_a_minute() -> None:
     images = Memory(28, 28, mode="L", count=6000)
     settings = chosen(images, data=None)
-    assert (settings.model, settings.duration) == ("tiny_convnet", "5ep")
+    assert (settings.model, settings.duration) == ("tiny_convnet", "4ep")
     assert (settings.batch_size, settings.lr, settings.padding) == (64, 0.4, 0)
     rates = [chosen(images, data=None, batch_size=size).lr for size in (32, 128, 256, 512, 4096)]
     assert rates == [0.2, 0.8, 0.8, 0.8, 0.8]
