@@ -341,7 +341,7 @@ def test_three_that_differ_stop_the_run(tmp_path: Path, capfd: pytest.CaptureFix
 
     with pytest.raises(MachineFault) as caught:
         train(tmp_path / "run", hook, verify_steps="1/4", checkpoint_every="1st")
-    assert caught.value.code == 76
+    assert caught.value.code == 70
     said = capfd.readouterr().err
     assert "no two of 3 computations agree" in said and "step 4: " in said
     found = train(tmp_path / "run", verify_steps="1/4", checkpoint_every="1st")

@@ -37,9 +37,9 @@ _COMPUTING = "train", "predict", "evaluate", "soup", "features"
 _EXIT_CODES = {
     "train": {
         1: "a data worker was lost: the same command goes on; --replay-step: the step was not bad",
+        70: "--verify-steps: this machine computes something wrong; continue on another one",
         71: "memory ran out in one of several processes: the same command goes on",
         75: "stopped and saved: the same command goes on",
-        76: "--verify-steps: this machine computes something wrong; continue on another one",
     },
     "sweep": {
         1: "no trial was trained to its end",
@@ -62,9 +62,9 @@ _OF_TRAIN_IN_CHINESE = {
     0: "完成",
     1: "数据加载进程丢失；--replay-step：该步没有异常",
     2: "可以自行改正的错误；标准错误中有说明",
+    70: "--verify-steps：这台机器计算出错；请换一台机器继续",
     71: "多个进程之一内存不足：用同一命令继续",
     75: "已停止并保存：用同一命令继续",
-    76: "--verify-steps：这台机器计算出错；请换一台机器继续",
     130: "被中断",
 }
 _MODULES = {"inspect": "inspect_model"}  # inspect is a module of the standard library

@@ -18,8 +18,8 @@ EXIT_CODE: Final = 75
 OUT_OF_MEMORY: Final = 71
 """EX_OSERR of sysexits.h: all ranks, started again, train in smaller micro-batches."""
 
-FAULTY_MACHINE: Final = 76
-"""EX_PROTOCOL of sysexits.h, which nothing else here uses: this machine computes something wrong."""
+FAULTY_MACHINE: Final = 70
+"""EX_SOFTWARE of sysexits.h, which nothing else here uses: this machine computes something wrong."""
 
 INTERRUPTED: Final = 130
 """The exit code that shells show for a process ended by SIGINT."""

@@ -49,7 +49,7 @@ def step_check(
 
 
 class MachineFault(SystemExit):
-    """No two of three computations of a step agreed; leaves the process with exit code 76."""
+    """No two of three computations of a step agreed; leaves the process with exit code 70."""
 
     def __init__(self) -> None:
         super().__init__(FAULTY_MACHINE)
