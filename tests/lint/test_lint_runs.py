@@ -23,7 +23,8 @@ CHANGED_CLASS = {"FLB259", "FLB260"}
 INSTALLED = installed_versions()
 
 
-def is_installed(name: str) -> bool:
+def is_installed(library: str) -> bool:
+    name = "pytorch-lightning" if library == "lightning" else library  # which the examples import
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -42,6 +43,7 @@ def run(text: str) -> tuple[Any, str, list[str]]:
     dtype = torch.get_default_dtype()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message=".*tensorboardX")  # Lightning's, where it lacks
         warn_always = torch.is_warn_always_enabled()
         torch.set_warn_always(True)
         try:

@@ -22,6 +22,7 @@ _TRAINERS = (
 )
 _MODULE_NAMES = {"LightningModule", "LightningDataModule", "Callback"}
 _HEAD = "from pytorch_lightning import Trainer\n\ntrainer = Trainer("
+_DEVICES = "gpus", "tpu_cores"  # what is written instead runs only where there are such
 
 
 def _devices(name: str, accelerator: str) -> Check:
@@ -140,7 +141,7 @@ def _argument(
         library="lightning",
         removed=removed,
         fix=fix,
-        runs="static",
+        runs="static" if name in _DEVICES else "TypeError",
     )
 
 
@@ -212,7 +213,7 @@ RULES: list[Rule] = [
         ("a way to train on several devices is a `strategy=` since Lightning 1.5, and no `accelerator=` any more",
          "多设备训练的方式自 Lightning 1.5 起写作 `strategy=`，不再是 `accelerator=`"),
         (f"{_HEAD}accelerator='ddp')\n", f"{_HEAD}strategy='ddp')\n"),
-        library="lightning", deprecated="1.5", removed="1.9", fix="safe", runs="static"),
+        library="lightning", deprecated="1.5", removed="1.9", fix="safe", runs="ValueError"),
     *[
         _method(code, name, use, raises=raises)
         for code, name, use, raises in (
@@ -243,42 +244,42 @@ RULES: list[Rule] = [
     ),
     gone("FLB1160", "pytorch_lightning.callbacks.GPUStatsMonitor", "1.9", "pytorch_lightning.callbacks.DeviceStatsMonitor",
          "from pytorch_lightning.callbacks import GPUStatsMonitor\n\nout = GPUStatsMonitor()",
-         "from pytorch_lightning.callbacks import DeviceStatsMonitor\n\nout = DeviceStatsMonitor()", fix="unsafe", runs="static"),
+         "from pytorch_lightning.callbacks import DeviceStatsMonitor\n\nout = DeviceStatsMonitor()", fix="unsafe", runs="ImportError"),
     gone("FLB1161", "pytorch_lightning.callbacks.XLAStatsMonitor", "1.9", "pytorch_lightning.callbacks.DeviceStatsMonitor",
          "from pytorch_lightning.callbacks import XLAStatsMonitor\n\nout = XLAStatsMonitor()",
-         "from pytorch_lightning.callbacks import DeviceStatsMonitor\n\nout = DeviceStatsMonitor()", fix="unsafe", runs="static"),
+         "from pytorch_lightning.callbacks import DeviceStatsMonitor\n\nout = DeviceStatsMonitor()", fix="unsafe", runs="ImportError"),
     gone("FLB1162", "pytorch_lightning.plugins.DDPPlugin", "1.9", "pytorch_lightning.strategies.DDPStrategy",
          "from pytorch_lightning.plugins import DDPPlugin\n\nout = DDPPlugin()",
-         "from pytorch_lightning.strategies import DDPStrategy\n\nout = DDPStrategy()", fix="safe", runs="static"),
+         "from pytorch_lightning.strategies import DDPStrategy\n\nout = DDPStrategy()", fix="safe", runs="ImportError"),
     gone("FLB1163", "pytorch_lightning.plugins.DeepSpeedPlugin", "1.9", "pytorch_lightning.strategies.DeepSpeedStrategy",
          "from pytorch_lightning.plugins import DeepSpeedPlugin\n\nout = DeepSpeedPlugin()",
          "from pytorch_lightning.strategies import DeepSpeedStrategy\n\nout = DeepSpeedStrategy()", fix="safe", runs="static"),
     gone("FLB1164", "pytorch_lightning.loggers.TestTubeLogger", "1.9", "pytorch_lightning.loggers.TensorBoardLogger",
-         "from pytorch_lightning.loggers import TestTubeLogger", "from pytorch_lightning.loggers import TensorBoardLogger", runs="static"),
+         "from pytorch_lightning.loggers import TestTubeLogger", "from pytorch_lightning.loggers import TensorBoardLogger", runs="ImportError"),
     moved("FLB1165", "pytorch_lightning.core.lightning", "1.9", "pytorch_lightning.core",
-          "from pytorch_lightning.core.lightning import LightningModule", removed="1.9", fix="safe", runs="static"),
+          "from pytorch_lightning.core.lightning import LightningModule", removed="1.9", fix="safe", runs="ModuleNotFoundError"),
     moved("FLB1166", "pytorch_lightning.callbacks.base", "1.9", "pytorch_lightning.callbacks",
-          "from pytorch_lightning.callbacks.base import Callback", removed="1.9", fix="safe", runs="static"),
+          "from pytorch_lightning.callbacks.base import Callback", removed="1.9", fix="safe", runs="ModuleNotFoundError"),
     gone("FLB1167", "pytorch_lightning.loggers.base", "2.0", "pytorch_lightning.loggers.logger",
-         "from pytorch_lightning.loggers.base import LightningLoggerBase", "from pytorch_lightning.loggers.logger import Logger", runs="static"),
+         "from pytorch_lightning.loggers.base import LightningLoggerBase", "from pytorch_lightning.loggers.logger import Logger", runs="ModuleNotFoundError"),
     moved("FLB1168", "pytorch_lightning.utilities.distributed", "2.0", "pytorch_lightning.utilities.rank_zero",
-          "from pytorch_lightning.utilities.distributed import rank_zero_only", removed="2.0", fix="unsafe", runs="static"),
+          "from pytorch_lightning.utilities.distributed import rank_zero_only", removed="2.0", fix="unsafe", runs="ModuleNotFoundError"),
     moved("FLB1169", "pytorch_lightning.utilities.cli", "2.0", "pytorch_lightning.cli",
-          "from pytorch_lightning.utilities.cli import LightningCLI", removed="2.0", fix="safe", runs="static"),
+          "from pytorch_lightning.utilities.cli import LightningCLI", removed="2.0", fix="safe", runs="ModuleNotFoundError"),
     moved("FLB1170", "pytorch_lightning.profiler", "2.0", "pytorch_lightning.profilers",
-          "from pytorch_lightning.profiler import PyTorchProfiler", removed="2.0", fix="safe", runs="static"),
+          "from pytorch_lightning.profiler import PyTorchProfiler", removed="2.0", fix="safe", runs="ModuleNotFoundError"),
     gone("FLB1175", "pytorch_lightning.utilities.seed.seed_everything", "2.0", "pytorch_lightning.seed_everything",
          "from pytorch_lightning.utilities.seed import seed_everything\n\nout = seed_everything(0)",
-         "from pytorch_lightning import seed_everything\n\nout = seed_everything(0)", deprecated="1.8", fix="safe", runs="static"),
+         "from pytorch_lightning import seed_everything\n\nout = seed_everything(0)", deprecated="1.8", fix="safe", runs="ImportError"),
     gone("FLB1171", "pytorch_lightning.lite", "2.0", "lightning.fabric", "from pytorch_lightning.lite import LightningLite",
-         "from lightning.fabric import Fabric", runs="static"),
+         "from lightning.fabric import Fabric", runs="ModuleNotFoundError"),
     gone("FLB1172", "pytorch_lightning.metrics", "1.5", "torchmetrics", "from pytorch_lightning.metrics import Accuracy",
-         "from torchmetrics import Accuracy", runs="static"),
+         "from torchmetrics import Accuracy", runs="ModuleNotFoundError"),
     gone("FLB1173", "pytorch_lightning.Trainer.from_argparse_args", "2.0", "LightningCLI",
          "import pytorch_lightning as pl\n\nout = pl.Trainer.from_argparse_args(1)", "import pytorch_lightning as pl\n\nout = pl.Trainer()",
-         runs="static"),
+         runs="AttributeError"),
     gone("FLB1174", "pytorch_lightning.Trainer.add_argparse_args", "2.0", "LightningCLI",
          "import pytorch_lightning as pl\n\nout = pl.Trainer.add_argparse_args(1)", "import pytorch_lightning as pl\n\nout = pl.Trainer()",
-         runs="static"),
+         runs="AttributeError"),
 ]  # fmt: skip
 """One rule per argument, hook or module."""
