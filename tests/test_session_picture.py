@@ -48,9 +48,9 @@ def test_both_starts_pass_the_same_points(tool: ModuleType) -> None:
         {line.split()[1]: line.split("*")[0] for line in part if line.startswith("epoch")}
         for part in (lines[:cut], lines[cut:])
     )
-    assert before.keys() & after.keys() == {"3/5"}
-    assert before["3/5"] == after["3/5"]
-    assert list(before | after) == [f"{number}/5" for number in range(1, 6)]
+    assert before.keys() & after.keys() == {"3/4"}
+    assert before["3/4"] == after["3/4"]
+    assert list(before | after) == [f"{number}/4" for number in range(1, 5)]
 
 
 def test_settings_and_folders_are_left_out(tool: ModuleType) -> None:

@@ -27,7 +27,18 @@ from object_server import Fault, serving
 
 pytest.importorskip("fsspec")
 
-SETTINGS = ["--epochs", "2", "--model", "tiny_convnet", "--image-size", "16", "--batch-size", "512"]
+SETTINGS = [
+    "--epochs",
+    "2",
+    "--model",
+    "tiny_convnet",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "512",
+    "--warmup",
+    "10%",
+]
 
 
 @pytest.fixture(autouse=True)
