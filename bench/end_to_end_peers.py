@@ -153,18 +153,7 @@ def by_torchvision(told: argparse.Namespace) -> float:
         return logits.float()
 
     for epoch in range(told.epochs):
-        model.train()
-        meters = Meter(), Meter(), Meter()
-        for images, targets in train:
-            logits = logits_of(images)
-            loss = criterion(logits, targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            shares = accuracy(logits, targets)
-            for meter, value in zip(meters, (loss, *shares), strict=True):
-                meter.update(value.item(), len(images))
+        train_one_epoch(model, train, logits_of, criterion, optimizer, schedule)
         best = max(best, evaluated(model, evaluation, logits_of, criterion))
         state = {
             "model": model.state_dict(), "optimizer": optimizer.state_dict(),
@@ -173,6 +162,27 @@ def by_torchvision(told: argparse.Namespace) -> float:
         torch.save(state, told.out / f"model_{epoch}.pth")
         torch.save(state, told.out / "checkpoint.pth")
     return best
+
+
+def train_one_epoch(
+    model: nn.Module,
+    loader: Loader,
+    logits_of: Callable[[Tensor], Tensor],
+    criterion: Callable[[Tensor, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    schedule: LambdaLR,
+) -> None:
+    model.train()
+    meters = Meter(), Meter(), Meter()
+    for images, targets in loader:
+        logits = logits_of(images)
+        loss = criterion(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        for meter, value in zip(meters, (loss, *accuracy(logits, targets)), strict=True):
+            meter.update(value.item(), len(images))
 
 
 def evaluated(

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import FashionMNIST
 
-from end_to_end_peers import Meter, accuracy, evaluated, multiplier  # beside this script
+from end_to_end_peers import evaluated, multiplier, train_one_epoch  # beside this script
 from provenance import commit, cpu_model, record
 
 TARGET = 0.92
@@ -85,17 +85,7 @@ def script(name: str, data: Path, seed: int) -> None:
         return logits.float()
 
     for epoch in range(epochs):
-        model.train()
-        meters = Meter(), Meter(), Meter()
-        for images, targets in train:
-            logits = logits_of(images)
-            loss = criterion(logits, targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            for meter, value in zip(meters, (loss, *accuracy(logits, targets)), strict=True):
-                meter.update(value.item(), len(images))
+        train_one_epoch(model, train, logits_of, criterion, optimizer, schedule)
         reached = evaluated(model, evaluation, logits_of, criterion)
         seconds = round(time.perf_counter() - started, 1)
         row = {"epochs": epoch + 1, "val_accuracy": reached, "seconds": seconds}

@@ -318,7 +318,10 @@ def _warn_of_comments(found: Sequence[Checked]) -> None:
         if not is_python(Path(file.path)) or file.problem:
             continue
         try:
-            data, _, _ = decode(Path(file.path).read_bytes())
+            raw = Path(file.path).read_bytes()
+            if b"FLB" not in raw and b"flambeau:" not in raw:
+                continue
+            data, _, _ = decode(raw)
         except (OSError, Unreadable):
             continue
         for line, problem in useless_comments(data, list(BY_CODE)):

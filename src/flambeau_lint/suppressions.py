@@ -59,8 +59,6 @@ def _codes_in_comments(data: bytes) -> tuple[dict[int, set[str]], bool]:
 
 def useless_comments(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]]:
     """(line, problem) of comments that mean to silence one of our rules and do not."""
-    if b"FLB" not in data and b"flambeau:" not in data:
-        return
     for line, comment in _comments(data):
         noqa = _NOQA.search(comment)
         ours = _OURS.search(comment)

@@ -211,21 +211,20 @@ def _space(texts: Sequence[str]) -> dict[str, str]:
 
 def _say_plan(described: "Described") -> None:
     """How many trials there will be, and of those of `flambeau train` what they will take here."""
-    from flambeau.experiments.description import planned_epochs
+    from flambeau.experiments.description import counted, planned_epochs
 
     experiment = described.experiment
     rules = experiment.rules
     members = len(experiment.members)
-    trials = "1 trial" if rules.trials == 1 else f"{rules.trials} trials"
+    trials = counted(rules.trials, "trial")
     print_text(f"{trials}, in {described.folder} unless --out names another folder")
     for name, dimension in experiment.space.items():
         print_text(f"  {name}: {dimension}")
     if experiment.command is not None:
         return
     steps, epochs = planned_epochs(rules)
-    print_text(
-        f"{steps * members} times a run is begun or goes on, {epochs * members} epochs in all"
-    )
+    starts = counted(steps * members, "time")
+    print_text(f"a run is begun or goes on {starts}, {counted(epochs * members, 'epoch')} in all")
     whole = rules.trials * rules.rungs[-1] * members
     if epochs * members < whole:
         print_text(f"without halving it were {whole}")

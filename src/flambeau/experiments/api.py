@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import nearest
-from flambeau.experiments.description import Described, Wanted, describe
+from flambeau.experiments.description import Described, Wanted, counted, describe
 from flambeau.experiments.importance import FILE as IMPORTANCE
 from flambeau.experiments.importance import importance_of
 from flambeau.experiments.out_of_fold import write_figures, write_out_of_fold
@@ -149,7 +149,7 @@ def _first_lines(described: Described, folder: SweepFolder) -> list[str]:
     experiment = described.experiment
     rules = experiment.rules
     runs = len(experiment.members)
-    what = "1 trial" if rules.trials == 1 else f"{rules.trials} trials"
+    what = counted(rules.trials, "trial")
     what += f" of {runs} runs" if runs > 1 else ""
     halving = (
         f", compared after {', '.join(map(str, rules.rungs))} epochs"
@@ -161,5 +161,5 @@ def _first_lines(described: Described, folder: SweepFolder) -> list[str]:
     lines.append(f"what each run prints is in {folder.path / 'logs'}")
     done = len(folder.records.results)
     if done:
-        lines.append(f"going on after {done} results")
+        lines.append(f"going on after {counted(done, 'result')}")
     return lines

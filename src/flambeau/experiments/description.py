@@ -333,6 +333,11 @@ def _stored(dimension: Dimension) -> dict[str, Any]:
     return {"low": dimension.low, "high": dimension.high, "log": dimension.is_log}
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 trial', '2 trials'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def planned_epochs(rules: Rules) -> tuple[int, int]:
     """A sweep's number of steps, if no trial fails, and their epochs of one run."""
     steps: list[Step] = []
