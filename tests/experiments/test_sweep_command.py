@@ -110,7 +110,9 @@ def test_a_script_is_searched_and_the_sweep_goes_on_where_it_was(
 
     other = flambeau("sweep", flags.replace("0.8", "0.7"), behind)
     assert other.code == 2
-    assert "holds a sweep with another --set lr" in other.err
+    assert "holds a sweep with another --set lr (0.0..0.8; now 0.0..0.7)" in other.err
+    values = flambeau("sweep", flags.replace("0..0.8", "0.1,0.2"), behind)
+    assert "with another --set lr (0.0..0.8; now 0.1,0.2)" in values.err
     assert len(rows(Path("found"))) == 16
 
 

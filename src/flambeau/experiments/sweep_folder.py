@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.experiments.space import Space, Value
+from flambeau.experiments.space import Space, Value, shown
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.folder.json_file import json_row
 from flambeau.run.options.toml_file import as_toml, load_toml
@@ -273,7 +273,15 @@ def _result(row: Mapping[str, Any], num_steps: int) -> MemberResult | None:
 
 
 def _short(value: object) -> str:
-    return "none" if value is None else f"{value!r:.80}"
+    """A stored value; of what a setting was searched in, the words of --set."""
+    if value is None:
+        return "none"
+    if not isinstance(value, Mapping):
+        return f"{value!r:.80}"
+    if isinstance(values := value.get("values"), list):
+        return f"{','.join(map(shown, values)):.80}"
+    log = ":log" if value.get("log") else ""
+    return f"{value.get('low')!s:.40}..{value.get('high')!s:.40}{log}"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
