@@ -2,15 +2,17 @@
 
     python bench/speedrun.py --data FOLDER [--preset speedrun] [--runs 25] [--device cuda]
         [--set lr=0.03 ...] [--grid 'lr=0.02,0.04;momentum=0.6,0.8'] [--limit SECONDS] [--out FILE] [--again]
-        [--threads N] [--target 0.94] [--peer SCRIPT ...] [--ablate]
+        [--campaign] [--threads N] [--target 0.94] [--peer SCRIPT ...] [--ablate]
 
-FOLDER has train/ and val/, or is any other DATA of `flambeau train`. The training is that of the command: its
-model, data set, loss and `Run`, with the settings of a preset. `train_s` is the clock that the
-records for CIFAR-10 count: from the first step to the last, without evaluations in between, with the
-evaluation at the end in --views. Not counted are reading the data and a first epoch, which compiles and
-warms up (`warmup_s`); `wall_s` is all of a run, with its files. Each run is one line, written when it ends; a
-run of the same commit, device, settings and seed that is in --out is not done again, unless --again. The last
-line of each combination of settings has mean, standard error and number.
+FOLDER has train/ and val/, or is any other DATA of `flambeau train`. The training is that of the command:
+its model, data set, loss and `Run`, with the settings of a preset. `train_s` is the clock that the records
+for CIFAR-10 count: from the first step to the last, without evaluations in between, with the evaluation at
+the end in --views; `processor_s` is the processor time of the same. Not counted are reading the data and,
+but on a CPU, a first epoch, which compiles and warms up (`warmup_s`); `wall_s` is all of a run, with its
+files. Each run is one line, written when it ends; a run of the same commit, device, settings and seed that is
+in --out is not done again, unless --again. With --campaign those of other commits and machines count, too,
+for runs that take days together. The last line of each combination of settings has mean, standard error,
+number, and the devices.
 
 --peer runs a record holder's script (airbench94_muon.py, or cifar10_speedrun.py of hiverge), brought by its
 path, before the own runs, with DATA as it reads them, and stops it after as many runs: a line for each, by
@@ -127,15 +129,16 @@ def one_run(prepared: Prepared, *, views: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         training = set_up(prepared, folder=Path(folder) / "run", bar=False)
         run = training.run
-        train_s = 0.0
+        train_s = processor_s = 0.0
         accuracy: dict[str, float] = {}
         for _ in run.epochs():
-            start = wait(run.device)
+            start, processor = wait(run.device), time.process_time()
             for _ in run.steps(lambda batch: batch_loss(training, *batch)):
                 pass
             if run.state.step >= run.plan.total_steps:
                 accuracy = accuracies(training, (views,))
             train_s += wait(run.device) - start
+            processor_s += time.process_time() - processor
             if run.state.step >= run.plan.total_steps:
                 others = tuple(kind for kind in VIEWS if kind != views)
                 accuracy |= accuracies(training, others)
@@ -144,6 +147,7 @@ def one_run(prepared: Prepared, *, views: str) -> dict[str, Any]:
         "accuracy": accuracy[views],
         "accuracies": {kind: accuracy[kind] for kind in VIEWS},
         "train_s": round(train_s, 3),
+        "processor_s": round(processor_s, 2),
         "wall_s": round(time.perf_counter() - begin, 2),
         "steps": steps,
     }
@@ -168,6 +172,7 @@ class Bench:
             "command": " ".join(["python", "bench/speedrun.py", *sys.argv[1:]]),
         }
         self._warm = set[str]()
+        self._warms_up = arguments.device != "cpu"
         self._end = time.monotonic() + arguments.limit
         settings = canonical(Settings(data=arguments.data, device=arguments.device))
         self._sources = open_data(settings)
@@ -207,7 +212,7 @@ class Bench:
             shape = json.dumps(
                 {k: v for k, v in values.items() if k in ("model", "batch_size", "compile")}
             )
-            if shape not in self._warm:
+            if self._warms_up and shape not in self._warm:
                 self._warm.add(shape)
                 start = time.perf_counter()
                 one_run(
@@ -251,7 +256,9 @@ class Bench:
         out = self._arguments.out
         if not out.is_file():
             return {}
-        same = ("settings", "views", "device", "torch", "commit", "threads")
+        same = ["settings", "views", "torch", "threads"]
+        if not self._arguments.campaign:
+            same += ["device", "commit"]
         lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         return {
             line["seed"]: line
@@ -269,9 +276,9 @@ class Bench:
 
 
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means and standard errors of runs."""
-    found: dict[str, Any] = {"n": len(lines)}
-    for name in ("accuracy", "train_s", "wall_s"):
+    """Means and standard errors of runs, and where they ran."""
+    found: dict[str, Any] = {"n": len(lines), "devices": sorted({line["device"] for line in lines})}
+    for name in ("accuracy", "train_s", "processor_s", "wall_s"):
         if name not in lines[0]:  # a peer's script tells only its own clock
             continue
         values = [line[name] for line in lines]
@@ -340,6 +347,11 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="do runs that are in --out once more")
+    parser.add_argument(
+        "--campaign",
+        action="store_true",
+        help="runs of other commits and machines in --out count, too",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "speedrun.jsonl")
     parser.add_argument("--target", type=float, default=0.94, help="mean accuracy to be reached")
     parser.add_argument(

@@ -100,11 +100,12 @@ def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
                 pixels = draw.normal(level, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / part / name / f"{index}.png")
 
-    def lines(runs: int) -> list[dict[str, Any]]:
+    def lines(runs: int, *words: str) -> list[dict[str, Any]]:
         command = [
             sys.executable, str(ROOT / "bench" / "speedrun.py"), "--data", str(tmp_path), "--device", "cpu",
             "--runs", str(runs), "--out", str(tmp_path / "out.jsonl"), "--threads", "1",
             "--set", "batch_size=16", "--set", "duration=3ep", "--set", "precision=fp32", "--set", "lr=0.01",
+            *words,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
@@ -116,6 +117,15 @@ def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
     assert first[0]["accuracy"] == first[0]["accuracies"]["flip and shift"] > 0.8
     again = lines(2)
     assert [line.get("seed") for line in again] == [1, None]
-    assert again[1]["n"] == 2
+    assert (again[1]["n"], again[1]["devices"]) == (2, [first[0]["device"]])
+    assert again[0]["processor_s"] > 0
     mean = (first[0]["accuracy"] + again[0]["accuracy"]) / 2
     assert again[1]["mean_accuracy"] == pytest.approx(mean, abs=1e-5)
+
+    out = tmp_path / "out.jsonl"
+    elsewhere = [line | {"device": "another", "commit": "older"} for line in (first[0], again[0])]
+    out.write_text("".join(json.dumps(line) + "\n" for line in elsewhere), encoding="utf-8")
+    whole = lines(2, "--campaign")
+    assert [(line.get("seed"), line["n"], line["devices"]) for line in whole] == [
+        (None, 2, ["another"])
+    ]
