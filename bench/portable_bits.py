@@ -5,10 +5,12 @@
     python bench/portable_bits.py --cost 15 [--record]
 
 Each line has a hash of the weights after some steps of one model on one processor: this one, or one that
-qemu-user emulates, which for many operations uses other kernels. `switches` are those of `portable_bits`,
-with this value of MKL_CBWR. `mkl_branch` is what MKL then reports: 1 off, 2 AUTO, 3 COMPATIBLE, 10 AVX2.
-`functions` hashes 100,000 values of each elementwise function. Lines that results/portable_bits.jsonl has for
-the same torch are not made again, so a bench that was stopped goes on.
+qemu-user emulates, which for many operations uses other kernels. `as_native` compares it with the first line
+of the same training that another processor, `native_cpu`, computed without qemu-user. `switches` are those of
+`portable_bits`, with this value of MKL_CBWR. `mkl_branch` is what MKL then reports: 1 off, 2 AUTO,
+3 COMPATIBLE, 10 AVX2. `functions` hashes 100,000 values of each elementwise function. Lines that
+results/portable_bits.jsonl has for the same torch and, without qemu-user, processor are not made again, so a
+bench that was stopped goes on.
 
 --cost: seconds per image of an epoch of `flambeau train` on the embedded data, with --portable-bits 1 between
 two without; a round is the ratio of the middle to the mean around it.
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +151,18 @@ def lines_of(
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     names = "torch", "model", "processor", "threads", "switches"
-    return tuple(row.get(name) for name in names)
+    cpu = row["cpu"] if row.get("processor") == "native" else None
+    return (*(row.get(name) for name in names), cpu)
+
+
+def native_of(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first of the rows of the same training that was made without an emulator, by another processor."""
+    same = "torch", "model", "threads", "switches"
+    for other in rows:
+        if other.get("processor") == "native" and key(other) != key(row):
+            if all(other.get(name) == row[name] for name in same):
+                return other
+    return None
 
 
 def compare(arguments: Any) -> None:
@@ -171,9 +184,10 @@ def compare(arguments: Any) -> None:
             continue
         for found in lines_of(jobs, processor, arguments, threads=threads, value=value):
             row = {"commit": commit(), **facts, **place, **found}
-            other = known.get(key({**row, "processor": "native"}))
+            other = native_of(row, known.values())
             if other is not None:
                 row["as_native"] = differing(other["hashes"], row["hashes"])
+                row["native_cpu"] = other["cpu"]
             known[key(row)] = row
             record(row, __file__, keep=arguments.record)
 
