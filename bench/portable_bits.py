@@ -158,11 +158,8 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 def native_of(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """The first of the rows of the same training that was made without an emulator, by another processor."""
     same = "torch", "model", "threads", "switches"
-    for other in rows:
-        if other.get("processor") == "native" and key(other) != key(row):
-            if all(other.get(name) == row[name] for name in same):
-                return other
-    return None
+    others = (other for other in rows if all(other.get(name) == row[name] for name in same))
+    return next((o for o in others if o["processor"] == "native" and key(o) != key(row)), None)
 
 
 def compare(arguments: Any) -> None:
