@@ -1,14 +1,15 @@
 """Whether trainings have the same bits on other processors, and what it costs.
 
     python bench/portable_bits.py [--qemu qemu-x86_64] [--processors native Haswell EPYC] [--threads 1 2]
-                                  [--models mlp:200 vit:20] [--switches COMPATIBLE AVX2 none] [--record]
+        [--models mlp:200 photos:1] [--photos FOLDER] [--switches COMPATIBLE AVX2 none] [--record]
     python bench/portable_bits.py --cost 15 [--record]
 
 Each line has a hash of the weights after some steps of one model on one processor: this one, or one that
 qemu-user emulates, which for many operations uses other kernels. `as_native` compares it with the first line
 of the same training that another processor, `native_cpu`, computed without qemu-user. `switches` are those of
 `portable_bits`, with this value of MKL_CBWR. `mkl_branch` is what MKL then reports: 1 off, 2 AUTO,
-3 COMPATIBLE, 10 AVX2. `functions` hashes 100,000 values of each elementwise function. Lines that
+3 COMPATIBLE, 10 AVX2. `functions` hashes 100,000 values of each elementwise function; `train` and `photos`
+are `flambeau train`, on the embedded data and on photographs, for so many epochs. Lines that
 results/portable_bits.jsonl has for the same torch and, without qemu-user, processor are not made again, so a
 bench that was stopped goes on.
 
@@ -17,6 +18,7 @@ two without; a round is the ratio of the middle to the mean around it.
 """
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -100,6 +102,28 @@ def trained(name: str, steps: int) -> dict[str, str]:
     return hashes
 
 
+def trained_by_command(photos: str | None, epochs: int, threads: int) -> dict[str, str]:
+    """The hash of what `flambeau train` publishes: of the embedded data, or ResNet-18 of photographs."""
+    from safetensors.torch import load_file
+
+    from flambeau import train
+
+    held = dict(SWITCHES).items() <= os.environ.items()
+    more: dict[str, Any] = {"model": "resnet18", "image_size": 64} if photos else {"subset": 0.2}
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        train(
+            photos,
+            out=Path(folder) / "run",
+            bar=False,
+            epochs=epochs,
+            precision="fp32",
+            portable_bits=threads if held else None,
+            **more,
+        )
+        weights = load_file(Path(folder) / "run" / "model.safetensors")
+    return {str(epochs): digest(weights[name] for name in sorted(weights))}
+
+
 def function_hashes() -> dict[str, str]:
     import torch
 
@@ -107,7 +131,7 @@ def function_hashes() -> dict[str, str]:
     return {name: digest([getattr(torch, name)(values)]) for name in FUNCTIONS}
 
 
-def work(jobs: list[str], threads: int) -> None:
+def work(jobs: list[str], threads: int, photos: str | None) -> None:
     """In a process of its own: one line of JSON for each model."""
     import torch
 
@@ -118,7 +142,13 @@ def work(jobs: list[str], threads: int) -> None:
     for job in jobs:
         name, _, steps = job.partition(":")
         began = time.monotonic()
-        hashes = function_hashes() if name == "functions" else trained(name, int(steps))
+        if name == "functions":
+            hashes = function_hashes()
+        elif name in ("train", "photos"):
+            data = photos if name == "photos" else None
+            hashes = trained_by_command(data, int(steps), threads)
+        else:
+            hashes = trained(name, int(steps))
         seconds = round(time.monotonic() - began, 1)
         print(
             json.dumps({"model": name, **facts, "hashes": hashes, "seconds": seconds}), flush=True
@@ -137,6 +167,8 @@ def lines_of(
     """The lines of one process, as they come."""
     emulator = [] if processor == "native" else [arguments.qemu, "-cpu", processor]
     command = [sys.executable, __file__, "--work", *jobs, "--threads", str(threads)]
+    if arguments.photos:
+        command += ["--photos", arguments.photos]
     with subprocess.Popen(
         [*emulator, *command],
         env=switched(value),
@@ -240,13 +272,14 @@ def main() -> None:
     parser.add_argument("--switches", nargs="+", default=["COMPATIBLE", "AVX2", "none"])
     models = ["functions", "mlp:200", "vit:20", "convnet:20", "resnet18:1"]
     parser.add_argument("--models", nargs="+", default=models, metavar="NAME:STEPS")
+    parser.add_argument("--photos", metavar="FOLDER", help="for --models photos:EPOCHS")
     parser.add_argument("--cost", type=int, metavar="ROUNDS")
     parser.add_argument("--cost-model", default="tiny_convnet")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.threads[0])
+        work(arguments.work, arguments.threads[0], arguments.photos)
     elif arguments.cost:
         cost(arguments)
     else:
