@@ -57,6 +57,7 @@ _EXIT_CODES = {
     "lint": {0: "nothing was found", 1: "something was found"},
     "env": {1: "--selftest: a device computes something wrong"},
 }
+_UNIX_ALONE = "fcntl", "pwd", "resource", "termios"  # modules of Python that other systems do not have
 OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {
     0: "完成",
@@ -134,8 +135,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if (number := disk_errno(error)) is not None:
             return _complain(words, disk_failure(error, number), 2)
+        if isinstance(error, ModuleNotFoundError) and error.name in _UNIX_ALONE:
+            return _complain(words, _needs_unix(words, error.name), 2)
         _print_error_event(words, f"{type(error).__name__}: {error}", 1)
         raise
+
+
+def _needs_unix(words: Sequence[str], module: str) -> str:
+    return (
+        f"this needs Python's module {module}, which Windows does not have; run it in the Windows Subsystem "
+        f"for Linux: {shlex.join(['flambeau', *words])}"
+    )
 
 
 def _open_closed_streams() -> None:

@@ -78,6 +78,7 @@ class Cost:
     Attributes:
         step_s: median of the steps after the first.
         total_s: of all steps, without evaluations.
+        memory_bytes: at the peak; 0: not known.
         fitting: samples at once that fit into memory.
         disk_bytes: of the run folder at most: its checkpoints, and the weights at the end.
     """
@@ -138,14 +139,14 @@ def _report(cost: Cost, seconds: list[float], device: torch.device) -> list[str]
         f"first step {cost.first_step_s:.2f} s, then {cost.step_s:.3g} s per step (median of {of})",
         f"the run has {cost.steps} steps of {cost.steps_per_epoch} per epoch: about "
         f"{_duration(cost.total_s)}, without evaluations",
-        f"memory at most {cost.memory_bytes / 2**20:.0f} MiB {_where(device)}, disk at most "
-        f"{cost.disk_bytes / 2**20:.0f} MiB",
+        f"{_memory(cost.memory_bytes, device)}disk at most {cost.disk_bytes / 2**20:.0f} MiB",
         "a dry run: nothing was written",
     ]
 
 
-def _where(device: torch.device) -> str:
-    return "in this process" if device.type == "cpu" else f"on {device}"
+def _memory(num: int, device: torch.device) -> str:
+    where = "in this process" if device.type == "cpu" else f"on {device}"
+    return f"memory at most {num / 2**20:.0f} MiB {where}, " if num else ""  # 0: not known
 
 
 def _duration(seconds: float) -> str:

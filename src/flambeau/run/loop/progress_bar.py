@@ -217,7 +217,8 @@ class _Figures:
             last = min((state.epoch + 1) * plan.steps_per_epoch, plan.total_steps)
             of_epoch = max(0, last - state.step)
             fields |= self._speed(of_epoch, epochs_after=num_epochs - epoch)
-        fields[f"{peak_bytes(state.window.device) / 2**30:.1f} GiB"] = 2
+        if memory := peak_bytes(state.window.device):
+            fields[f"{memory / 2**30:.1f} GiB"] = 2
         before = {f"epoch {epoch}/{num_epochs}": 9}
         return bar_line(columns, state.step, plan.total_steps, before=before, after=fields)
 
@@ -236,13 +237,15 @@ class _Figures:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Peak memory: on an accelerator what was allocated, on the CPU that of this process."""
+    """Peak memory: on an accelerator what was allocated, on the CPU that of this process; 0: not known."""
     if device.type == "meta":
         return 0
     if device.type != "cpu":
         return int(torch.accelerator.max_memory_allocated())
-    import resource  # Unix alone has it
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

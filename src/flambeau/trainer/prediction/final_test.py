@@ -110,8 +110,11 @@ def only_look(path: Path) -> Iterator[None]:
     Raises:
         InputError: another process looks now.
     """
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock, so the user must avoid two looks at the same moment
+        yield
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
