@@ -357,7 +357,7 @@ class Recorder:
         )
         self._progress.log_event(
             f"finished: the {result.weights} weights, of step {result.step}, are published",
-            peak_memory_bytes=peak_bytes(self._state.amp.device) or None,
+            peak_memory_bytes=peak_bytes(self._state.amp.device),
         )
         if self._evaluation_file is not None:
             self._evaluation_file.write(result.step, say=self._say)
