@@ -427,6 +427,11 @@ def test_hostile_folders(flambeau: Any, root: Path) -> None:
     os.mkfifo(manifest)
     assert "step-00000008 of again is damaged" in check(1)
     shutil.rmtree(newest)
+    shutil.copytree(root / "base" / "checkpoints" / "step-00000008", newest)
+    (newest / "model.safetensors").unlink()
+    (newest / "model.safetensors").symlink_to("/dev/zero")  # it has no end
+    assert "step-00000008 of again is damaged" in check(1)
+    shutil.rmtree(newest)
     newest.symlink_to(newest)
     assert "step-00000008 of again is damaged" in check(1)
     (again / "checkpoints" / ("step-" + "9" * 200)).mkdir()

@@ -233,13 +233,19 @@ def test_a_home_that_cannot_be_written_ends_no_training(canary: Path, flambeau: 
 
 
 @pytest.mark.parametrize("name", ["config.toml", "model.safetensors"])
-def test_a_pipe_in_a_run_is_not_waited_for(canary: Path, flambeau: Any, name: str) -> None:
+def test_a_pipe_or_device_in_a_run_is_not_waited_for(canary: Path, flambeau: Any, name: str) -> None:
     assert flambeau("train images --model tiny_convnet --out run", SHORT).code == 0
     Path("run", name).unlink()
     os.mkfifo(Path("run", name))
     answer = flambeau("predict run images/0/0.png")
     assert (answer.code, "is a pipe, and no file" in answer.err) == (2, True)
     assert flambeau("verify run").code == (2 if name == "config.toml" else 1)
+    Path("run", name).unlink()
+    Path("run", name).symlink_to("/dev/zero")  # it has no end
+    assert flambeau("predict run images/0/0.png").code == 2
+    assert flambeau("verify run").code == (2 if name == "config.toml" else 1)
+    teacher = flambeau("train images --model tiny_convnet --teacher run --out student", SHORT)
+    assert (teacher.code, "Traceback" in teacher.err) == (2, False)
 
 
 @pytest.mark.parametrize("name", ["training_state.pt", "model.safetensors"])

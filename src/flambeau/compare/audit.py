@@ -33,6 +33,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.provenance import named_code
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, read_checkpoint
+from flambeau.regular_file import read_file
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.parts.data import DataChanged, Prepared, open_data, reopen_data
@@ -162,7 +163,11 @@ def _check_published(folder: RunFolder, result: Audit) -> None:
     checkpoint = checkpoint_of(folder.path, outcome.step)
     files = unsharded(read_checkpoint(checkpoint).files)
     name = "ema.safetensors" if outcome.weights == "ema" else "model.safetensors"
-    if folder.weights.read_bytes() != files.get(name):
+    try:
+        is_equal = read_file(folder.weights) == files.get(name)
+    except OSError:
+        is_equal = False
+    if not is_equal:
         result.fail(f"FORGED or damaged: model.safetensors is not {name} of {checkpoint.name}")
     state = read_state(checkpoint).state
     figures = state.get("best", {}).get("metrics") if outcome.weights == "best" else None

@@ -26,6 +26,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     checkpoint_folders,
     read_checkpoint,
 )
+from flambeau.regular_file import read_file
 from flambeau.run.folder.checkpointer import Restored, restored
 from flambeau.run.folder.json_file import json_file
 
@@ -306,7 +307,7 @@ def pairs(
 def _change(folders: tuple[Path, Path], run: int, file: str) -> str | None:
     """How a damaged file differs from the other run's, in words, if both were saved alike."""
     try:
-        ours, theirs = ((folders[k] / file).read_bytes() for k in (run, 1 - run))
+        ours, theirs = (read_file(folders[k] / file) for k in (run, 1 - run))
     except OSError:
         return None
     if len(ours) != len(theirs):

@@ -261,6 +261,28 @@ def test_a_manifest_that_holds_something_else_is_named(tmp_path: Path, text: byt
         verify_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("meta", "files", "what"),
+    [
+        (None, {}, "is no list of files"),
+        ({}, ["f"], "is no list of files"),
+        ({}, {"f": ["size", "sha256"]}, "has no size and SHA-256 of 'f'"),
+        ({}, {"f": {"size": "9", "sha256": ""}}, "has no size and SHA-256 of 'f'"),
+        ({}, {"f": {"size": -1, "sha256": ""}}, "has no size and SHA-256 of 'f'"),
+        ({}, {"f": {"size": 9}}, "has no size and SHA-256 of 'f'"),
+    ],
+)
+def test_a_sealed_manifest_with_other_entries_is_damage(
+    tmp_path: Path, meta: object, files: object, what: str
+) -> None:
+    folder = save(tmp_path, 1)
+    text = json.dumps({"format": 1, "meta": meta, "files": files}).encode()
+    head = text.removesuffix(b"}") + b',\n  "sha256": "'
+    (folder / "manifest.json").write_bytes(atomic_checkpoint._sealed(head))
+    with pytest.raises(CheckpointDamaged, match=what):
+        read_checkpoint(folder)
+
+
 def test_a_huge_manifest_and_a_pipe_are_damage(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     with (folder / "manifest.json").open("r+b") as file:

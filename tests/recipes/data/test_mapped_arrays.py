@@ -241,6 +241,17 @@ def test_damaged_headers(tmp_path, data):
         map_npy(tmp_path / "a.npy")
 
 
+def test_a_member_before_the_start_of_the_file_is_refused(tmp_path):
+    """The end of a zip says where it starts: with a wrong one, members lie before byte 0."""
+    np.savez(tmp_path / "a.npz", a=array_of((5, 4), "u1"))
+    good = bytearray((tmp_path / "a.npz").read_bytes())
+    at = good.rindex(b"PK\5\6") + 16  # the offset of the list of members: too large by one
+    good[at : at + 4] = (int.from_bytes(good[at : at + 4], "little") + 1).to_bytes(4, "little")
+    (tmp_path / "a.npz").write_bytes(good)
+    with pytest.raises(ValueError, match=r"a\.npz is no \.npz file, or is cut short"):
+        map_npz(tmp_path / "a.npz")
+
+
 def test_mutated_files(tmp_path):
     """Nothing but ValueError or TypeError, or an array that lies within the file."""
     rng, refused = random.Random(0), 0

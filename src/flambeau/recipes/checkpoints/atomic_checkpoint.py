@@ -554,16 +554,27 @@ def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, 
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
     try:
         manifest = json.loads(data)
-        version, files = manifest["format"], manifest["files"]
+        version, meta, files = (manifest[name] for name in ("format", "meta", "files"))
     except (ValueError, TypeError, LookupError, RecursionError) as error:  # sealed by somebody else
         raise CheckpointDamaged(folder, MANIFEST, "is no list of files") from error
     if version != _FORMAT:
         what = f"has format {version!r}, this program reads {_FORMAT}"
         raise CheckpointDamaged(folder, MANIFEST, what)
-    for name in files:
+    if not isinstance(meta, dict) or not isinstance(files, dict):
+        raise CheckpointDamaged(folder, MANIFEST, "is no list of files")
+    for name, entry in files.items():
+        if not _is_entry(entry):
+            raise CheckpointDamaged(folder, MANIFEST, f"has no size and SHA-256 of {name!r}")
         if not _FILE_NAME.fullmatch(name):  # anybody can write a matching checksum for any path
             raise CheckpointDamaged(folder, MANIFEST, f"lists a file that may not be: {name!r}")
-    return manifest["meta"], files
+    return meta, files
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        return False
+    size = entry.get("size")
+    return type(size) is int and size >= 0
 
 
 def _verified_chunks(

@@ -219,6 +219,8 @@ def npz_members(
         with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
             for info in archive.infolist():
                 if info.filename.endswith(".npy"):
+                    if info.header_offset < 0:
+                        raise zipfile.BadZipFile(f"{info.filename} lies before its start")
                     with archive.open(info) as member:  # this checks the member's zip header too
                         header = npy_header(member, f"{path}: {info.filename}")
                     file.seek(info.header_offset + 26)

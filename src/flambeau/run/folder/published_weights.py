@@ -157,7 +157,7 @@ def are_whole(folder: RunFolder, result: Result) -> bool | None:
     """Whether model.safetensors is what the run wrote; None if unknown."""
     if result.sha256 is None:
         return None
-    if folder.weights.is_fifo():  # it would be waited for
+    if folder.weights.exists() and not folder.weights.is_file():  # a pipe or device has no end
         return False
     with folder.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == result.sha256

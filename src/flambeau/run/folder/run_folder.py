@@ -148,7 +148,7 @@ class RunFolder:
     def record_made_here(self) -> None:
         """Record that this user, on this machine, has named all code that the folder names."""
         with contextlib.suppress(OSError, ValueError):
-            content = self.config.read_bytes()
+            content = read_file(self.config)
             record_config(content, parse_toml(content))
 
     def _is_recorded(self, stored: Mapping[str, Any] | None = None) -> bool:
@@ -198,7 +198,7 @@ class RunFolder:
     def _has_logged(self, metric: str) -> bool:
         """Whether metrics.jsonl holds a figure, which then may have chosen a checkpoint."""
         try:
-            return f"{json.dumps(metric)}: ".encode() in self.metrics.read_bytes()
+            return f"{json.dumps(metric)}: ".encode() in read_file(self.metrics)
         except OSError:
             return True  # unknown
 

@@ -39,8 +39,9 @@ from flambeau.data.stores.address import is_address
 from flambeau.data.stores.block_cache import CacheOptions, chosen_cache, parse_bytes
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
-from flambeau.errors import InputError
+from flambeau.errors import InputError, unreadable
 from flambeau.provenance import Permission
+from flambeau.regular_file import read_file
 from flambeau.run.folder.json_file import dataset_facts, json_file
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
@@ -475,7 +476,10 @@ def teacher_sha256(teacher: str | None) -> str | None:
         folder = RunFolder(run_here(run))
         if not folder.path.is_dir() or folder.read_config() is None or published(folder) is None:
             raise InputError(f"teacher = {run!r} is not the folder of a finished run")
-        digests.append(hashlib.sha256(folder.weights.read_bytes()).hexdigest())
+        try:
+            digests.append(hashlib.sha256(read_file(folder.weights)).hexdigest())
+        except OSError as error:
+            raise unreadable(folder.weights, error) from error
     if len(digests) < 2:
         return digests[0] if digests else None
     return hashlib.sha256("".join(digests).encode()).hexdigest()
