@@ -414,6 +414,7 @@ CASES = {
     "test_examples.py::test_files_of_ones_own": 0,
     "test_examples.py::test_it_is_killed_and_ends_with_the_same_bits": 0,
     "test_examples.py::test_two_processes_segment_as_one_does": 0,
+    "test_fuzz_parsers.py::test_the_kernel_under_sanitizers": 0,
     "test_gpu_check.py::test_a_test_that_hangs_does_not_take_the_others_along": 0,
     "test_gpu_check.py::test_at_the_limit_it_stops": 0,
     "test_gpu_check.py::test_benches_one_after_the_other": 0,

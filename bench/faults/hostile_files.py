@@ -1,6 +1,7 @@
 """Hostile files given to every command that reads files: what is executed, written elsewhere, or blows up.
 
-    python bench/faults/hostile_files.py [--files N] [--seed S] [--only NUMBER] [--record]
+    python bench/faults/hostile_files.py [--first NUMBER] [--files N] [--seconds S] [--seed S] [--record]
+    python bench/faults/hostile_files.py --only NUMBER [--seed S]
 
 From a whole run, exports, packed files, weights, images and settings each file is made by one change: bits
 flipped, cut off, a length that claims gigabytes, a pickle that would write a file, an archive whose names
@@ -329,7 +330,11 @@ def complaints(good: Path, scratch: Path, number: int, seed: int, idle: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="where to go on")
     parser.add_argument("--files", type=int, default=500)
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no file after it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one file")
     parser.add_argument("--record", action="store_true")
@@ -337,7 +342,11 @@ def main() -> None:
     import torch  # before the forks, which then share it
 
     torch.set_num_threads(1)
-    numbers = range(arguments.files) if arguments.only is None else [arguments.only]
+    numbers = range(arguments.first, arguments.first + arguments.files)
+    if arguments.only is not None:
+        numbers = range(arguments.only, arguments.only + 1)
+    ends = time.monotonic() + arguments.seconds
+    num_files = 0
     bad: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         good, scratch = Path(folder, "good"), Path(folder, "scratch")
@@ -346,12 +355,16 @@ def main() -> None:
         make_good(good)
         idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         for number in numbers:
+            if time.monotonic() > ends:
+                break
+            num_files += 1
             for complaint in complaints(good, scratch, number, arguments.seed, idle):
                 print(complaint, flush=True)
                 bad.append(complaint)
     line = {
         "bench": "hostile_files",
-        "files": len(numbers),
+        "first": numbers[0],
+        "files": num_files,
         "seed": arguments.seed,
         "bad": bad,
         "torch": version("torch"),

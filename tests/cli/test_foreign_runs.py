@@ -233,7 +233,9 @@ def test_a_home_that_cannot_be_written_ends_no_training(canary: Path, flambeau: 
 
 
 @pytest.mark.parametrize("name", ["config.toml", "model.safetensors"])
-def test_a_pipe_or_device_in_a_run_is_not_waited_for(canary: Path, flambeau: Any, name: str) -> None:
+def test_a_pipe_or_device_in_a_run_is_not_waited_for(
+    canary: Path, flambeau: Any, name: str
+) -> None:
     assert flambeau("train images --model tiny_convnet --out run", SHORT).code == 0
     Path("run", name).unlink()
     os.mkfifo(Path("run", name))
