@@ -63,6 +63,6 @@ def test_a_command_that_hangs_is_ended(
 
     monkeypatch.setattr(script, "flambeau", hangs)
     monkeypatch.setattr(script, "LONGEST_S", 0.3)
-    code, _, seconds = script._in_a_fork(["verify"], tmp_path, tmp_path / "output")
+    code, _, seconds = script.in_a_fork(["verify"], tmp_path, tmp_path / "output")
     assert code == -9
     assert seconds > 0.3

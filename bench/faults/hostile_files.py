@@ -88,9 +88,9 @@ class Evil:
         return eval, (f"open({self.canary!r}, 'w').close()",)
 
 
-def make_good(folder: Path) -> None:
+def make_good(folder: Path, *, seed: int = 0) -> None:
     """A run, its exports, its images and the same packed in each way."""
-    numbers = np.random.default_rng(0)
+    numbers = np.random.default_rng(seed)
     for index in range(24):
         place = folder / "data" / "ab"[index % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def make_good(folder: Path) -> None:
         Image.fromarray(pixels.astype(np.uint8)).save(place / f"{index}.{kind}")
     data, home = folder / "data", folder / "home"
     home.mkdir()
-    _make(f"train {data} --out {folder / 'run'} {SHORT}", home)
+    _make(f"train {data} --out {folder / 'run'} --seed {seed} {SHORT}", home)
     for name in ("rec", "tfrecord", "tar", "zip", "lmdb", "parquet", "h5", "npz"):
         _make(f"pack {data} {folder / f'packed.{name}'}", home, may_fail=True)
     for name in ("torch-export", "onnx", "safetensors"):
@@ -113,7 +113,7 @@ def make_good(folder: Path) -> None:
 
 
 def _make(line: str, home: Path, *, may_fail: bool = False) -> None:
-    code = _in_a_fork(line.split(), home, Path(os.devnull))[0]
+    code = in_a_fork(line.split(), home, Path(os.devnull), longest_s=600)[0]
     assert may_fail or code == 0, line
 
 
@@ -241,8 +241,11 @@ def make_hostile(good: Path, folder: Path, number: int, seed: int) -> tuple[str,
     return kind, target, f"{source.name}/{inside}: {way}"
 
 
-def _in_a_fork(words: list[str], place: Path, output: Path) -> tuple[int, int, float]:
+def in_a_fork(
+    words: list[str], place: Path, output: Path, *, longest_s: float | None = None
+) -> tuple[int, int, float]:
     """(exit code, peak of memory in bytes, seconds) of a command; -9 where it was too slow."""
+    longest_s = LONGEST_S if longest_s is None else longest_s
     started = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -275,7 +278,7 @@ def _in_a_fork(words: list[str], place: Path, output: Path) -> tuple[int, int, f
         done, status, used = os.wait4(child, os.WNOHANG)
         if done:
             break
-        if time.monotonic() - started > LONGEST_S:
+        if time.monotonic() - started > longest_s:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.01)
     return os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024, time.monotonic() - started
@@ -306,7 +309,7 @@ def complaints(good: Path, scratch: Path, number: int, seed: int, idle: int) -> 
         before = listing(good)
         output = folder / "output"
         words = line.format(**names).split()
-        code, memory, seconds = _in_a_fork(words, place, output)
+        code, memory, seconds = in_a_fork(words, place, output)
         text = output.read_text(errors="replace")
         bad = []
         if (folder / "given" / "canary").exists():
