@@ -182,6 +182,12 @@ def test_a_header_that_claims_too_much_takes_no_memory() -> None:
         Picture(data)
 
 
+@pytest.mark.parametrize("side", [2**31 - 1, 2**32 - 1, 20_000])
+def test_a_mask_that_claims_too_much_is_left_to_pillow(side: int) -> None:
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    assert png.indices(file_of(header, zlib.compress(bytes(1000)))) is None
+
+
 @needs_kernel
 def test_a_file_of_empty_chunks_is_walked_no_further_than_a_bound(
     monkeypatch: pytest.MonkeyPatch,

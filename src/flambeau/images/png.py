@@ -11,7 +11,7 @@ import numpy as np
 from isal import isal_zlib
 
 from flambeau.images.native import kernel as native
-from flambeau.images.pixels import Pixels
+from flambeau.images.pixels import MAX_PIXELS, Pixels
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # 8 bits without palette and alpha, deflated, not interlaced, after width and height in the header.
@@ -39,10 +39,12 @@ class PngHeader(NamedTuple):
 def indices(data: bytes) -> Pixels | None:
     """The levels of a grey PNG of 8 bits, or the indices of one with a palette, (H, W).
 
-    None for other or damaged files, and without a kernel.
+    None for other, damaged or too large files, and without a kernel.
     """
     header = read_header(data, kinds=_INDICES)
-    rows = None if header is None else first_rows(data, header, header.height)
+    if header is None or header.height * header.width > MAX_PIXELS:
+        return None
+    rows = first_rows(data, header, header.height)
     return None if rows is None else rows[:, :, 0]
 
 

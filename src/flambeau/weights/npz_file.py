@@ -39,7 +39,11 @@ def read_npz(path: Path) -> dict[str, Any]:
                 if descr[:1] not in "<>|=" or descr[1:2] not in "biufcSU":
                     arrays[name] = Foreign(f"Python objects or records: {descr[:40]}")
                     continue
-                if start + math.prod(shape) * np.dtype(descr).itemsize != info.file_size:
+                try:
+                    item_bytes = np.dtype(descr).itemsize
+                except (TypeError, ValueError, SyntaxError) as error:
+                    raise ValueError(f"{info.filename} has the type {descr[:40]!r}") from error
+                if start + math.prod(shape) * item_bytes != info.file_size:
                     raise ValueError(f"{info.filename} has not the bytes that its header says")
                 with archive.open(info) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)

@@ -227,8 +227,8 @@ def npz_members(
                     name, extra = struct.unpack("<HH", file.read(4))
                     start = info.header_offset + 30 + int(name) + int(extra)
                     yield info, header, None if info.compress_type else start
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        # RuntimeError: an encrypted member.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError) as error:
+        # RuntimeError: an encrypted member, or NotImplementedError; the last: a name of one.
         raise ValueError(f"{path} is no .npz file, or is cut short: {error}") from error
 
 
