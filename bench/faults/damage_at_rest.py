@@ -3,13 +3,13 @@
     python bench/faults/damage_at_rest.py [--damages N] [--seconds S] [--first NUMBER] [--seed S] [--record]
     python bench/faults/damage_at_rest.py --only NUMBER [--seed S]
 
-Damaged are finished runs, a run that was stopped, exports, packed files and the cached index of a packed file:
-bits flipped, cut off, a block of zeros, a block or all of the same file of another version, two files swapped, a
-file missing or longer than it was.
-`found`: `flambeau verify`, or the command that uses the files, ends with code 1 or 2. `harmless`: what is made of
-them has the same bytes as without the damage; a run that takes the checkpoint before is one of these.
-`silent`: neither; the line names each by its number, by which --only makes it again.
-Formats without checksums for each byte, of which `flambeau verify` says so, are counted apart, in `unprotected`.
+Damaged are finished runs, a run that was stopped, exports and packed files: bits flipped, cut off, a block of
+zeros, a block or all of the same file of another version, two files swapped, a file missing or longer.
+`found`: `flambeau verify`, or the command that uses the files, ends with code 1 or 2.
+`harmless`: what is made of them has the same bytes as without the damage; so it is of a run that goes on from
+the checkpoint before.
+Neither is bad: the line names each by its number, by which --only makes it again.
+Formats that lack a checksum for some of their bytes are counted apart, in `unprotected`.
 tests/test_damage_at_rest.py runs some.
 """
 
@@ -147,7 +147,7 @@ def damage(kept: Kept, path: Path, rng: random.Random) -> str:
 
 
 def made_of(kept: Kept, path: Path, good: Path, scratch: Path) -> tuple[int, bytes, str]:
-    """(exit code, what is made, output) of the commands, up to the first that ends with another code than 0."""
+    """(exit code, what is made, output) of the commands, up to the first that does not end with 0."""
     image = next((good / "data" / "a").iterdir())
     names = {"file": path, "data": good / "data", "image": image, "run": good / "run"}
     place, output = scratch / "work", scratch / "output"
@@ -212,7 +212,6 @@ def main() -> None:
     import torch  # before the forks, which then share it
 
     torch.set_num_threads(1)
-    ends = time.monotonic() + arguments.seconds
     numbers = range(arguments.first, arguments.first + arguments.damages)
     if arguments.only is not None:
         numbers = range(arguments.only, arguments.only + 1)
@@ -225,6 +224,7 @@ def main() -> None:
         everything = make_all(folder)
         scratch = folder / "scratch"
         scratch.mkdir()
+        ends = time.monotonic() + arguments.seconds
         found = outcomes(everything, folder / "good", scratch, numbers, arguments.seed)
         for number, (kept, what, outcome) in zip(numbers, found, strict=False):
             side = "protected" if is_protected(kept) else "unprotected"

@@ -251,7 +251,9 @@ def in_a_fork(
     if child == 0:
         code = 70
         try:
-            os.setsid()
+            os.setpgid(
+                0, 0
+            )  # not a session: Linux may give a new one a smaller share of the processor
             os.chdir(place)
             resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES * 3, MOST_BYTES * 3))
             os.environ["HOME"] = os.environ["XDG_STATE_HOME"] = str(place)

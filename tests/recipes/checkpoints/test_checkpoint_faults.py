@@ -247,8 +247,9 @@ def some_data(rng: random.Random) -> KeepData:
     def choose(synced: bytes, data: bytes) -> bytes:
         cut = rng.randint(0, len(data))
         hole = data[:cut] + bytes(len(data[cut : cut + 32])) + data[cut + 32 :]
+        stale = rng.randbytes(len(data))  # what lay on these blocks before
         choices = [synced, b"", data[:cut], bytes(len(data)), data[:cut] + bytes(len(data) - cut)]
-        return rng.choice([*choices, hole, data])
+        return rng.choice([*choices, hole, data, stale, data[:cut] + stale[cut:]])
 
     return choose
 

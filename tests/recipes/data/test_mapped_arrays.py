@@ -253,7 +253,7 @@ def test_a_member_before_the_start_of_the_file_is_refused(tmp_path):
 
 
 def test_a_name_that_is_no_text_is_damage(tmp_path):
-    np.savez(tmp_path / "a.npz", **{"ä": array_of((5, 4), "u1")})
+    np.savez(tmp_path / "a.npz", ä=array_of((5, 4), "u1"))
     good = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(good.replace("ä".encode(), b"\xff\xff"))
     with pytest.raises(ValueError, match=r"a\.npz is no \.npz file, or is cut short"):
