@@ -1,4 +1,4 @@
-"""Power cuts in the middle of saving: each state that a disk may be left in is read as it was saved, or refused.
+"""Power cuts while checkpoints are saved: each state that a disk may be left in is read right, or refused.
 
     python bench/faults/power_loss.py [--states N] [--seconds S] [--seed S] [--record]
 
@@ -7,8 +7,8 @@ write, on the disk in memory of tests/recipes/checkpoints/test_checkpoint_faults
 A cut leaves any part of the changes of names, and each file that was not synced absent, empty, cut short,
 zeroed, with a hole, with what lay there before, or whole.
 Then all that was promised is there and right, a restart takes the newest, and goes on from it.
-In others a write went elsewhere besides, over a file that was synced long ago: here each checkpoint is right or
-refused by name, and the newest right one is taken.
+In others a write went elsewhere besides, over a file that was synced long ago: here each checkpoint is right
+or refused by name, and the newest right one is taken.
 Packs and exports are not in it: they rename their files once these are synced.
 Needs pytest, whose tests it runs.
 """
