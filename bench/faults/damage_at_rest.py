@@ -170,8 +170,10 @@ def copied(kept: Kept, scratch: Path) -> Path:
     path.parent.mkdir()
     if kept.path.is_dir():
         shutil.copytree(kept.path, path)
-    else:
-        shutil.copyfile(kept.path, path)
+        return path
+    names = (f"{kept.path.name}*", f"{kept.path.stem}.idx", f"{kept.path.stem}.classes.txt")
+    for beside in (one for name in names for one in kept.path.parent.glob(name)):
+        shutil.copyfile(beside, path.parent / beside.name)
     return path
 
 
