@@ -110,6 +110,7 @@ def test_small_site_builds(docs: Path, tmp_path: Path) -> None:
     chinese = (tmp_path / "out" / "zh" / "design.html").read_text(encoding="utf-8")
     assert "</a>。二。A line.\nAnother.</p>" in chinese
     assert list(broken_links(tmp_path / "out")) == []
+    assert not list((tmp_path / "out").rglob("searchtools.js"))  # ours takes its place
 
 
 def test_each_mistake_fails_the_build_and_is_named(docs: Path, tmp_path: Path) -> None:
@@ -293,6 +294,41 @@ def test_search_answers_as_the_command_does(site: Path, language: str) -> None:
     for query, found in zip(asked, json.loads(done.stdout), strict=True):
         of_command = index.search(query, top=5)
         assert found == [[one.kind, one.name, one.title, one.line] for one in of_command], query
+
+
+FAILING = """
+const [path] = process.argv.slice(1);
+const listeners = {};
+const status = {}, list = {};
+const form = {
+  dataset: {root: "", language: "en", nothing: "nothing", failed: "did not load"},
+  q: {value: "", addEventListener: (name, run) => { listeners[name] = run; }},
+  querySelector: (what) => what === "ol" ? list : status,
+  addEventListener() {},
+};
+globalThis.location = {search: ""};
+globalThis.document = {
+  createElement: () => ({}),
+  head: {append: (script) => setImmediate(script.onerror)},
+  querySelector: () => form,
+  getElementById: () => null,
+  addEventListener: (name, run) => { if (name === "DOMContentLoaded") run(); },
+};
+require(path);
+listeners.focus();
+form.q.value = "overfitting";
+listeners.input();
+setTimeout(() => console.log(JSON.stringify([status.textContent, list.hidden])), 50);
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to run the search of the site")
+def test_a_search_whose_index_does_not_load_says_so() -> None:
+    done = subprocess.run(
+        ["node", "-e", FAILING, str(ROOT / "tools" / "site" / "static" / "search.js")],
+        capture_output=True, check=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == ["did not load", True]
 
 
 @pytest.mark.slow

@@ -76,7 +76,10 @@ def main() -> int:
             for name, text in for_programs(args.docs / language).items():
                 (site / language / name).write_text(text, "utf-8")
             text = search_index(args.docs, language, site / language)
-            (site / language / "_static" / "search_index.js").write_text(text, "utf-8")
+            static = site / language / "_static"
+            (static / "search_index.js").write_text(text, "utf-8")
+            for unused in ("searchtools.js", "language_data.js"):  # of the search of Sphinx
+                (static / unused).unlink(missing_ok=True)
         (site / "index.html").write_text(START, "utf-8")
         if args.out.exists():
             shutil.rmtree(args.out)

@@ -249,7 +249,10 @@ if (typeof document !== "undefined") (() => {
       const script = document.createElement("script");
       script.src = `${form.dataset.root}../${language}/_static/search_index.js`;
       script.onload = () => resolve(new flambeauSearch.Index(window.flambeauIndex[language]));
-      script.onerror = reject;
+      script.onerror = () => {
+        delete indexes[language]; // the next key tries again
+        reject(new Error(`${script.src} did not load`));
+      };
       document.head.append(script);
     });
     return indexes[language];
@@ -271,13 +274,20 @@ if (typeof document !== "undefined") (() => {
   async function show(form, list, query, top) {
     const own = form.dataset.language;
     const language = flambeauSearch.isChinese(query) ? "zh" : own;
-    const index = await indexOf(form, language);
+    const status = form.querySelector("[role=status]");
+    let index;
+    try {
+      index = await indexOf(form, language);
+    } catch {
+      status.textContent = form.dataset.failed;
+      list.hidden = true;
+      return;
+    }
     if (form.q.value !== query) return; // more has been typed
     const found = query.trim() ? index.search(query, top) : [];
     const base = `${form.dataset.root}${language === own ? "" : `../${language}/`}`;
     list.replaceChildren(...found.map((one) => item(one, base)));
     list.lang = language === "zh" ? "zh-CN" : "en";
-    const status = form.querySelector("[role=status]");
     status.textContent = query.trim() && !found.length ? form.dataset.nothing : "";
     list.hidden = !found.length;
   }
@@ -291,7 +301,9 @@ if (typeof document !== "undefined") (() => {
       form.q.value = asked;
       show(form, page, asked, LISTED);
     }
-    form.q.addEventListener("focus", () => indexOf(form, form.dataset.language), {once: true});
+    form.q.addEventListener("focus", () => {
+      indexOf(form, form.dataset.language).catch(() => {}); // `show` says it
+    }, {once: true});
     form.q.addEventListener("input", () => {
       show(form, page ?? below, form.q.value, page ? LISTED : SHOWN);
     });
