@@ -42,7 +42,8 @@ def read_npz(path: Path) -> dict[str, Any]:
                 try:
                     item_bytes = np.dtype(descr).itemsize
                 except (TypeError, ValueError, SyntaxError) as error:
-                    raise ValueError(f"{info.filename} has the type {descr[:40]!r}") from error
+                    what = f"{info.filename} has a type that NumPy lacks: {descr[:40]!r}"
+                    raise ValueError(what) from error
                 if start + math.prod(shape) * item_bytes != info.file_size:
                     raise ValueError(f"{info.filename} has not the bytes that its header says")
                 with archive.open(info) as member:

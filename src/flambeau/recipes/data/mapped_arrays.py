@@ -220,7 +220,9 @@ def npz_members(
             for info in archive.infolist():
                 if info.filename.endswith(".npy"):
                     if info.header_offset < 0:
-                        raise zipfile.BadZipFile(f"{info.filename} lies before its start")
+                        raise zipfile.BadZipFile(
+                            f"{info.filename} lies before the start of the file"
+                        )
                     with archive.open(info) as member:  # this checks the member's zip header too
                         header = npy_header(member, f"{path}: {info.filename}")
                     file.seek(info.header_offset + 26)
