@@ -1,6 +1,7 @@
 """Bits flipped while steps are checked by `verify_steps`, false alarms, and what the check costs.
 
-    python bench/faults/flipped_bits.py [--flips N] [--steps N] [--rounds N] [--seed S] [--record]
+    python bench/faults/flipped_bits.py [--flips N] [--from-outside N] [--steps N] [--rounds N] [--seed S]
+        [--record]
 
 A small convnet with BatchNorm and dropout trains on noise in one process. In each of N steps, all of which
 are checked, one random bit of the batch, a weight, an activation or a gradient is flipped while the first or
@@ -8,13 +9,19 @@ the second computation runs. A flip is `found` if the run says so; `harmless` if
 of an undisturbed step all the same, as where ReLU or dropout take the value away; `missed` otherwise. The
 weights at the end are compared with those of a run that nothing disturbed.
 
+--from-outside: of so many steps on two ranks, each with a bit of rank 1 that this process flips in that
+rank's memory, as a debugger would, while the rank waits in the middle of a computation.
+
 False alarms: of so many checked steps without a flip. Cost: seconds of 400 steps with 1/100 and without the
 check, by turns; the median of the ratios.
 """
 
 import argparse
+import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,7 +79,8 @@ def train(
 class Flips:
     """One flipped bit per step, in its first or second computation."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, flip_at: Callable[[int, int], None] | None = None) -> None:
+        self._flip_at = flip_at  # an address in this process, and which of 8 bits
         self._draw = random.Random(seed)
         self._step = 0
         self._left = 0  # computations of the step until the flip
@@ -111,19 +119,30 @@ class Flips:
     def _flip(self, tensor: Tensor) -> None:
         bits = tensor.detach().view(torch.int32)
         place = tuple(self._draw.randrange(size) for size in bits.shape)
-        bits[place] ^= 1 << self._draw.randrange(31)
+        bit = self._draw.randrange(31)
+        if self._flip_at is None:
+            bits[place] ^= 1 << bit
+        else:
+            self._flip_at(bits[place].data_ptr() + bit // 8, bit % 8)
 
 
 def flipped(folder: Path, flips: int, seed: int) -> dict[str, Any]:
     calm, _ = train(folder / "calm", flips, "0")
     disturb = Flips(seed)
     found, _ = train(folder / "flipped", flips, "1/1", disturb=disturb)
-    events = (folder / "flipped" / "events.jsonl").read_text(encoding="utf-8")
+    return counted(folder / "flipped", disturb.kinds, calm, found)
+
+
+def counted(
+    run: Path, kinds: dict[int, str], calm: dict[str, Tensor], found: dict[str, Tensor]
+) -> dict[str, Any]:
+    """How many flips a run has named; `kinds` by step."""
+    events = (run / "events.jsonl").read_text(encoding="utf-8")
     is_equal = all(torch.equal(value, found[name]) for name, value in calm.items())
-    named = {step for step in disturb.kinds if f"step {step}: " in events}
-    silent = set(disturb.kinds) - named
+    named = {step for step in kinds if f"step {step}: " in events}
+    silent = set(kinds) - named
     return {
-        "flips": dict(Counter(disturb.kinds.values())),
+        "flips": dict(Counter(kinds.values())),
         "found": len(named),
         # All that was not said has left the bits as they were, or the weights would be others.
         "harmless": len(silent) if is_equal else None,
@@ -132,21 +151,80 @@ def flipped(folder: Path, flips: int, seed: int) -> dict[str, Any]:
     }
 
 
+def flipped_from_outside(folder: Path, flips: int, seed: int) -> dict[str, Any]:
+    """The same in rank 1 of two; this process writes into its memory."""
+    os.mkfifo(folder / "flipped")
+    results = []
+    for name, share in (("calm", "0"), ("outside", "1/1")):
+        ours = [__file__, "--rank", name, str(flips), str(seed), share]
+        with subprocess.Popen(
+            [sys.executable, "-m", "flambeau", "launch", "--procs", "2", "--", *ours],
+            cwd=folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as job:
+            assert job.stdout is not None
+            for line in job.stdout:
+                word, *numbers = line.split() or [""]
+                if word == "flip":
+                    flip_in(*map(int, numbers))
+                    (folder / "flipped").write_text("\n", encoding="ascii")
+        assert job.returncode == 0
+        results.append(torch.load(folder / f"{name}.pt"))
+    kinds = json.loads((folder / "kinds.json").read_text(encoding="utf-8"))
+    by_step = {int(step): kind for step, kind in kinds.items()}
+    return counted(folder / "outside", by_step, *results)
+
+
+def flip_in(process: int, address: int, bit: int) -> None:
+    """Flip a bit in the memory of another process."""
+    with Path(f"/proc/{process}/mem").open("r+b", buffering=0) as memory:
+        memory.seek(address)
+        (byte,) = memory.read(1)
+        memory.seek(address)
+        memory.write(bytes([byte ^ 1 << bit]))
+
+
+def train_rank(name: str, flips: int, seed: int, share: str) -> None:
+    """One of the two ranks of `flipped_from_outside`, in its folder."""
+    rank = os.environ["RANK"]
+
+    def flip_at(address: int, bit: int) -> None:
+        print("flip", os.getpid(), address, bit, flush=True)
+        Path("flipped").read_text(encoding="ascii")  # a pipe
+
+    disturb = Flips(seed, flip_at) if rank == "1" and share != "0" else None
+    weights, _ = train(Path(name), flips, share, disturb=disturb)
+    if rank == "0":
+        torch.save(weights, f"{name}.pt")
+    if disturb is not None:
+        Path("kinds.json").write_text(json.dumps(disturb.kinds), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--flips", type=int, default=400)
+    parser.add_argument("--from-outside", type=int, default=100, metavar="FLIPS")
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.rank:
+        name, flips, seed, share = arguments.rank
+        train_rank(name, int(flips), int(seed), share)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         row = {"bench": "flipped_bits", "seed": arguments.seed}
         row |= flipped(folder, arguments.flips, arguments.seed)
+        (ranks := folder / "ranks").mkdir()
+        row["from_outside"] = flipped_from_outside(ranks, arguments.from_outside, arguments.seed)
         train(folder / "long", arguments.steps, "1/1", width=2)
         events = (folder / "long" / "events.jsonl").read_text(encoding="utf-8")
         row |= {"checked_steps": arguments.steps, "false_alarms": events.count("computations ")}

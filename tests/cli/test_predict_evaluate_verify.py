@@ -358,6 +358,14 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
     refused(flambeau("verify", run), "model.safetensors")
 
 
+def test_weights_whose_result_is_missing_are_not_called_whole(flambeau: Any, run: Path) -> None:
+    (run / "result.json").unlink()
+    code, out, _ = flambeau("verify", run)
+    assert code == 0
+    assert "model.safetensors: not verified, as result.json is missing" in out
+    assert "a resume would be exact, from step 4" in out
+
+
 @pytest.mark.parametrize(
     ("name", "at", "said"),
     [

@@ -57,7 +57,12 @@ _EXIT_CODES = {
     "lint": {0: "nothing was found", 1: "something was found"},
     "env": {1: "--selftest: a device computes something wrong"},
 }
-_UNIX_ALONE = "fcntl", "pwd", "resource", "termios"  # modules of Python that other systems do not have
+_UNIX_ALONE = (
+    "fcntl",
+    "pwd",
+    "resource",
+    "termios",
+)  # modules of Python that other systems do not have
 OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {
     0: "完成",

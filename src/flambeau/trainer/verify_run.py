@@ -70,6 +70,11 @@ def verify_run(path: Path) -> Verification:
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
         return Verification(lines, good=not damaged and whole is not False and not lost)
+    if folder.weights.exists():
+        lines.append(
+            "model.safetensors: not verified, as result.json is missing, which says of which step it is; the "
+            "command of the run writes both at its end"
+        )
     why = _inexact(folder, stored, newest)
     if why:
         lines += [f"a resume would not be exact: {reason}" for reason in why]
