@@ -10,11 +10,11 @@ from typing import NoReturn, Optional, TextIO
 
 from flambeau_lint import reports
 from flambeau_lint.checked_file import Checked, fixed
-from flambeau_lint.files import find_files, unsaved, write
+from flambeau_lint.files import find_files, is_excluded, unsaved, write
 from flambeau_lint.many_files import Job, cache_folder, check_files, rules_of
 from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected
-from flambeau_lint.selection import jobs_for, refuse_unknown, settings_for
-from flambeau_lint.settings import WrongUsage
+from flambeau_lint.selection import FolderSettings, jobs_for, refuse_unknown
+from flambeau_lint.settings import Settings, WrongUsage
 from flambeau_lint.source import Unreadable, decode
 from flambeau_lint.suppressions import add_noqa, useless_comments
 from flambeau_lint.virtual import is_python
@@ -156,24 +156,28 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Job]:
-    """The files below the paths, each with the rules that the settings around its path turn on."""
+    """The files below the paths, each with the rules that the settings of its folder turn on."""
     by_folder: dict[Path, list[str]] = {}
     for text in arguments.paths:
         folder = Path(text) if Path(text).is_dir() else Path(text).parent
         by_folder.setdefault(folder, []).append(text)
-    jobs: dict[str, Job] = {}
-    notes: dict[str, None] = {}
+    found = FolderSettings(arguments)
+    nearest: dict[str, Settings] = {}
     for folder, paths in by_folder.items():
-        settings, note = settings_for(folder, arguments)
-        notes[note] = None
-        files = find_files(paths, settings, force_exclude=arguments.force_exclude)
-        new = [file for file in files if file not in jobs]
-        jobs.update((job.path, job) for job in jobs_for(new, settings))
-    for note in filter(None, notes):
+        around = found.of(folder)
+        for file in find_files(paths, around, force_exclude=arguments.force_exclude):
+            own = found.of(Path(file).parent)
+            if own is around or not is_excluded(Path(file), own):
+                nearest.setdefault(file, own)
+    for note in found.notes:
         _say(note)
-    if not jobs and not arguments.force_exclude:
+    if not nearest and not arguments.force_exclude:
         raise WrongUsage(f"no Python files, notebooks or pages in {', '.join(arguments.paths)}")
-    return list(jobs.values())
+    jobs: dict[str, Job] = {}
+    for settings in {id(one): one for one in nearest.values()}.values():
+        files = [file for file, one in nearest.items() if one is settings]
+        jobs.update((job.path, job) for job in jobs_for(files, settings))
+    return [jobs[file] for file in nearest]
 
 
 def _serve(arguments: argparse.Namespace) -> int:

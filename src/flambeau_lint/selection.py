@@ -11,20 +11,45 @@ from flambeau_lint.files import own_libraries
 from flambeau_lint.many_files import Job
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import RULES, is_selected, unknown
-from flambeau_lint.settings import Settings, WrongUsage, find_settings, with_flags, words_of
+from flambeau_lint.settings import Settings, WrongUsage, settings_in, with_flags, words_of
 from flambeau_lint.versions import installed_versions, is_before, parts_of, versions_for
 
 
-def settings_for(path: Path, arguments: argparse.Namespace) -> tuple[Settings, str]:
-    """The settings of the project around a path, with the flags.
+class FolderSettings:
+    """The settings of folders, with the flags: those of the next pyproject.toml above that has any.
 
-    Returns:
-        The settings; what the user should know about them, else empty.
-
-    Raises:
-        WrongUsage: if a flag or a setting cannot be.
+    Each is read once; `notes` is what the user should know about them.
     """
-    settings, note = find_settings(path if path.is_dir() else path.parent)
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._known: dict[Path, Settings] = {}
+        self.notes: dict[str, None] = {}
+
+    def of(self, folder: Path) -> Settings:
+        """Those of one folder.
+
+        Raises:
+            WrongUsage: if a flag or a setting cannot be.
+        """
+        if folder not in self._known:
+            real = folder.resolve()
+            if real not in self._known:
+                self._known[real] = self._found(real)
+            self._known[folder] = self._known[real]
+        return self._known[folder]
+
+    def _found(self, folder: Path) -> Settings:
+        own = settings_in(folder)
+        if own is None and folder != folder.parent:
+            return self.of(folder.parent)
+        settings, note = own or (Settings(), "")
+        if note:
+            self.notes[note] = None
+        return _merged(settings, self._arguments)
+
+
+def _merged(settings: Settings, arguments: argparse.Namespace) -> Settings:
     for name in ("target", "since"):
         value = getattr(arguments, name)
         if value and not parts_of(value):
@@ -39,7 +64,7 @@ def settings_for(path: Path, arguments: argparse.Namespace) -> tuple[Settings, s
     target = merged.target or installed_versions()["torch"]
     if merged.since and is_before(target, merged.since):
         raise WrongUsage(f"--from {merged.since} is newer than --target {target}")
-    return merged, note
+    return merged
 
 
 def refuse_unknown(words: Sequence[str]) -> None:

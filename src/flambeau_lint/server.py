@@ -23,7 +23,7 @@ from flambeau_lint.many_files import cache_folder, rules_of
 from flambeau_lint.reports import LEVELS, rule_page
 from flambeau_lint.rule import Finding
 from flambeau_lint.rules.catalog import BY_CODE
-from flambeau_lint.selection import jobs_for, settings_for
+from flambeau_lint.selection import FolderSettings, jobs_for
 from flambeau_lint.settings import WrongUsage
 from flambeau_lint.source import Source, Unreadable
 from flambeau_lint.suppressions import add_noqa, without_silenced
@@ -174,12 +174,14 @@ class _Editor:
         """
         if document.language_id != "python":
             return None
+        found = FolderSettings(self._arguments)
         try:
-            settings, note = settings_for(Path(document.path), self._arguments)
+            settings = found.of(Path(document.path).parent)
         except WrongUsage as error:
             self._say(str(error), types.MessageType.Error)
             return None
-        self._say(note, types.MessageType.Warning)
+        for note in found.notes:
+            self._say(note, types.MessageType.Warning)
         if is_excluded(Path(document.path), settings):
             return None
         (job,) = jobs_for([document.path], settings)

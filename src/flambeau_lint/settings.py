@@ -64,35 +64,30 @@ def matches(path: PurePath, pattern: str, root: str) -> bool:
     return any(fnmatch.fnmatch(name, wanted) for name in names)
 
 
-def find_settings(start: Path) -> tuple[Settings, str]:
-    """The settings that hold for a path: those of the next pyproject.toml above it that has any.
+def settings_in(folder: Path) -> Optional[tuple[Settings, str]]:
+    """The settings of the pyproject.toml of a folder, and what the user should know about them, else empty.
 
-    Returns:
-        The settings; what the user should know about them, else empty.
+    None if it has no table [tool.flambeau.lint].
 
     Raises:
         WrongUsage: if a key or a value is wrong.
     """
-    folder = start.resolve()
-    for parent in (folder, *folder.parents):
-        file = parent / "pyproject.toml"
-        try:
-            raw = file.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise WrongUsage(f"{file}: {error.strerror or error}") from None
-        if b"flambeau" not in raw:
-            continue
-        if sys.version_info < (3, 11):
-            if b"tool.flambeau" not in raw:
-                continue
-            version = ".".join(map(str, sys.version_info[:2]))
-            return Settings(), f"{file} is not read: that needs Python 3.11, and this is {version}"
-        table = _table(file, raw)
-        if table is not None:
-            return settings_of(table, file), ""
-    return Settings(), ""
+    file = folder / "pyproject.toml"
+    try:
+        raw = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise WrongUsage(f"{file}: {error.strerror or error}") from None
+    if b"flambeau" not in raw:
+        return None
+    if sys.version_info < (3, 11):
+        if b"tool.flambeau" not in raw:
+            return None
+        version = ".".join(map(str, sys.version_info[:2]))
+        return Settings(), f"{file} is not read: that needs Python 3.11, and this is {version}"
+    table = _table(file, raw)
+    return None if table is None else (settings_of(table, file), "")
 
 
 def _table(file: Path, raw: bytes) -> Optional[dict[str, Any]]:

@@ -395,6 +395,32 @@ def test_each_path_has_the_settings_of_its_project(capsys: pytest.CaptureFixture
         assert "2 found in 2 of 2 files" in shown
 
 
+def test_below_a_folder_each_file_has_the_settings_of_its_project(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("pyproject.toml").write_text("[tool.flambeau.lint]\nignore = ['FLB206', 'FLB187']\n")
+    Path("a/deep").mkdir(parents=True)
+    Path("a/made").mkdir()
+    Path("b").mkdir()
+    Path("a/pyproject.toml").write_text(
+        "[tool.flambeau.lint]\nignore = ['FLB206']\nexclude = ['made/*']\n"
+    )
+    Path("b/pyproject.toml").write_text("[project]\nname = 'b'  # flambeau\n")
+    text = "import torch\ntorch.ger(a, b)\ntorch.qr(a)\n"
+    for name in ("a.py", "a/deep/a.py", "a/made/a.py", "b/a.py"):
+        Path(name).write_text(text)
+    for paths in (["."], [".", "a"], ["a", "."]):
+        assert lint(*paths) == 1
+        shown = capsys.readouterr().out
+        assert "a/deep/a.py:3:1: FLB187" in shown
+        assert "1 found in 1 of 3 files" in shown
+    assert lint("--diff", ".") == 1
+    assert capsys.readouterr().out.count("+++") == 1
+    Path("a/pyproject.toml").write_text("[tool.flambeau.lint]\nselekt = ['FLB1']\n")
+    assert lint(".") == 2
+    assert "a/pyproject.toml: [tool.flambeau.lint] selekt" in capsys.readouterr().err
+
+
 def test_a_commit_of_excluded_files_alone_passes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.py").write_text(OLD)
     assert lint("--exclude", "a.py", "--force-exclude", "a.py") == 0
