@@ -87,7 +87,7 @@ RULES: list[Rule] = [
         "对 MNIST 等单通道图像使用三个均值的 `Normalize` 自 torchvision 0.2.2 起报错：只写一个",
         _DATA % ("(0.5, 0.5, 0.5)", "(0.5, 0.5, 0.5)"), _DATA % ("(0.5,)", "(0.5,)"),
         "Before, the numbers that had no channel were left out: the first alone gives the same images.",
-        library="torchvision", removed="0.2.2", fix="safe", runs="static",
+        library="torchvision", removed="0.2.2", fix="safe", runs="RuntimeError",
         calls=(f"{_TRANSFORMS}Normalize",), check=_three_channels,
     ),
 ]  # fmt: skip

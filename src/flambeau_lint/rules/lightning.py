@@ -21,8 +21,24 @@ _TRAINERS = (
     "lightning.pytorch.Trainer",
 )
 _MODULE_NAMES = {"LightningModule", "LightningDataModule", "Callback"}
+_STEP = "self, batch, batch_idx"
+_ARGUMENTS = {
+    "training_step": _STEP,
+    "validation_step": _STEP,
+    "test_step": _STEP,
+    "on_train_batch_start": _STEP,
+    "on_train_batch_end": "self, outputs, batch, batch_idx",
+    "on_batch_start": _STEP,
+    "on_batch_end": "self, outputs, batch, batch_idx",
+    "training_step_end": "self, outputs",
+    "validation_step_end": "self, outputs",
+    "test_step_end": "self, outputs",
+    "training_epoch_end": "self, outputs",
+    "validation_epoch_end": "self, outputs",
+    "test_epoch_end": "self, outputs",
+}
+"""Of a hook, if there are any but self."""
 _HEAD = "from pytorch_lightning import Trainer\n\ntrainer = Trainer("
-_DEVICES = "gpus", "tpu_cores"  # what is written instead runs only where there are such
 
 
 def _devices(name: str, accelerator: str) -> Check:
@@ -141,7 +157,7 @@ def _argument(
         library="lightning",
         removed=removed,
         fix=fix,
-        runs="static" if name in _DEVICES else "TypeError",
+        runs="TypeError",
     )
 
 
@@ -157,20 +173,17 @@ def _method(code: str, name: str, use: str, *, raises: bool) -> Rule:
     what_zh = "自 Lightning 2.0 起会报错" if raises else "不会再被 Lightning 2.0 调用"
     more = ", and keep the outputs of the steps yourself" if raises else ""
     more_zh = "，并自行保存各步的输出" if raises else ""
-    text = (
-        "from pytorch_lightning import LightningModule\n\n\nclass Net(LightningModule):\n"
-        "    def %s(self):\n        pass\n"
-    )
+    head = "from pytorch_lightning import LightningModule\n\n\nclass Net(LightningModule):\n"
     return Rule(
         code,
         f"hook-{name.replace('_', '-')}",
         f"the hook `{name}` {what}: write `{use}`{more}",
         f"钩子 `{name}` {what_zh}：改用 `{use}`{more_zh}",
-        text % name,
-        text % use,
+        f"{head}    def {name}({_ARGUMENTS.get(name, 'self')}):\n        pass\n",
+        f"{head}    def {use}({_ARGUMENTS.get(use, 'self')}):\n        pass\n",
         library="lightning",
         removed="2.0",
-        runs="static",
+        runs="NotImplementedError" if raises else "silent",
         whole=True,
         check=_hook(name),
     )
@@ -240,7 +253,7 @@ RULES: list[Rule] = [
         "    def training_step(self, batch, batch_idx, optimizer_idx):\n        pass\n",
         "from pytorch_lightning import LightningModule\n\n\nclass Net(LightningModule):\n"
         "    automatic_optimization = False\n\n    def training_step(self, batch, batch_idx):\n        pass\n",
-        library="lightning", removed="2.0", runs="static", whole=True, check=_optimizer_index,
+        library="lightning", removed="2.0", runs="RuntimeError", whole=True, check=_optimizer_index,
     ),
     gone("FLB1160", "pytorch_lightning.callbacks.GPUStatsMonitor", "1.9", "pytorch_lightning.callbacks.DeviceStatsMonitor",
          "from pytorch_lightning.callbacks import GPUStatsMonitor\n\nout = GPUStatsMonitor()",
@@ -253,7 +266,7 @@ RULES: list[Rule] = [
          "from pytorch_lightning.strategies import DDPStrategy\n\nout = DDPStrategy()", fix="safe", runs="ImportError"),
     gone("FLB1163", "pytorch_lightning.plugins.DeepSpeedPlugin", "1.9", "pytorch_lightning.strategies.DeepSpeedStrategy",
          "from pytorch_lightning.plugins import DeepSpeedPlugin\n\nout = DeepSpeedPlugin()",
-         "from pytorch_lightning.strategies import DeepSpeedStrategy\n\nout = DeepSpeedStrategy()", fix="safe", runs="static"),
+         "from pytorch_lightning.strategies import DeepSpeedStrategy\n\nout = DeepSpeedStrategy()", fix="safe", runs="ImportError"),
     gone("FLB1164", "pytorch_lightning.loggers.TestTubeLogger", "1.9", "pytorch_lightning.loggers.TensorBoardLogger",
          "from pytorch_lightning.loggers import TestTubeLogger", "from pytorch_lightning.loggers import TensorBoardLogger", runs="ImportError"),
     moved("FLB1165", "pytorch_lightning.core.lightning", "1.9", "pytorch_lightning.core",

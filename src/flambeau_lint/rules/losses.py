@@ -156,7 +156,7 @@ RULES: list[Rule] = [
         "`nll_loss` 接收对数概率：直接传入线性层的输出，损失会无限下降；改用 `cross_entropy`",
         f"{_LINEAR_NET}def loss(x, y):\n    return F.nll_loss(net(x), y)\n",
         f"{_LINEAR_NET}def loss(x, y):\n    return F.cross_entropy(net(x), y)\n",
-        runs="static", whole=True, check=_loss_of("nll_loss", "NLLLoss", _LINEAR),
+        whole=True, check=_loss_of("nll_loss", "NLLLoss", _LINEAR),
     ),
     Rule(
         "FLB458", "logits-before-bce",
@@ -165,7 +165,7 @@ RULES: list[Rule] = [
         "`binary_cross_entropy` 接收概率，超出 0 到 1 会报错：线性层的输出应改用 `binary_cross_entropy_with_logits`",
         f"{_LINEAR_NET}def loss(x, y):\n    return F.binary_cross_entropy(net(x), y)\n",
         f"{_LINEAR_NET}def loss(x, y):\n    return F.binary_cross_entropy_with_logits(net(x), y)\n",
-        runs="static", whole=True, check=_loss_of("binary_cross_entropy", "BCELoss", _LINEAR),
+        runs="RuntimeError", whole=True, check=_loss_of("binary_cross_entropy", "BCELoss", _LINEAR),
     ),
 ]  # fmt: skip
 """One rule per pair of a loss and what it is given."""

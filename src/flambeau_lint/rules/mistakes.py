@@ -662,7 +662,7 @@ RULES: list[Rule] = [
         "`CUDA_VISIBLE_DEVICES` 在 CUDA 启动之后才设置，不起作用：请放在最前面",
         "import os\n\nimport torch\n\ntorch.cuda.set_device(0)\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\n",
         "import os\n\nimport torch\n\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\ntorch.cuda.set_device(0)\n",
-        runs="static", whole=True, check=_visible_devices,
+        whole=True, check=_visible_devices,
     ),
     Rule(
         "FLB408", "layers-in-a-list",
@@ -777,7 +777,7 @@ RULES: list[Rule] = [
         "程序自己设置 `PYTHONHASHSEED` 对本进程无效：Python 只在启动时读取",
         "import os\n\nimport torch\n\nos.environ['PYTHONHASHSEED'] = '0'\ntorch.manual_seed(0)\n",
         "import torch\n\ntorch.manual_seed(0)\n",
-        "Processes that it starts anew do read it.", preview=True, runs="static", whole=True,
+        "Processes that it starts anew do read it.", preview=True, whole=True,
         check=_environment("PYTHONHASHSEED"),
     ),
     Rule(
@@ -830,7 +830,7 @@ RULES: list[Rule] = [
         "`CUDA_LAUNCH_BLOCKING` 会让 GPU 上的每个操作都等待：只用于调试",
         "import os\n\nimport torch\n\nos.environ['CUDA_LAUNCH_BLOCKING'] = '1'\ntorch.manual_seed(0)\n",
         "import torch\n\ntorch.manual_seed(0)\n",
-        runs="static", whole=True, check=_environment("CUDA_LAUNCH_BLOCKING"),
+        whole=True, check=_environment("CUDA_LAUNCH_BLOCKING"),
     ),
 ]  # fmt: skip
 """One rule per mistake."""

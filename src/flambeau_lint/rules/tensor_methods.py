@@ -374,7 +374,7 @@ RULES: list[Rule] = [
          "    return DistributedDataParallel(net, device_ids=[0, 1])\n",
          "from torch.nn.parallel import DistributedDataParallel\n\n\ndef wrap(net):\n"
          "    return DistributedDataParallel(net, device_ids=[0])\n"),
-        removed="1.8", runs="static"),
+        removed="1.8", runs="ValueError"),
     row("FLB1187", "lengths on a GPU", ("torch.nn.utils.rnn.pack_padded_sequence",), _lengths_on_gpu,
         ("`lengths` of `pack_padded_sequence` on a GPU raise since torch 1.7: they stay on the CPU",
          "`pack_padded_sequence` 的 `lengths` 在 GPU 上自 torch 1.7 起报错：应留在 CPU 上"),
@@ -382,7 +382,7 @@ RULES: list[Rule] = [
          "    return pack_padded_sequence(x, lengths.cuda())\n",
          "from torch.nn.utils.rnn import pack_padded_sequence\n\n\ndef pack(x, lengths):\n"
          "    return pack_padded_sequence(x, lengths.cpu())\n"),
-        removed="1.7", runs="static"),
+        removed="1.7", runs="RuntimeError"),
     Rule(
         "FLB1190", "numpy-builtins",
         "`np.float`, `np.int`, `np.object`, `np.str` and `np.complex` are gone since NumPy 1.24: write `float`",
@@ -478,7 +478,7 @@ RULES: list[Rule] = [
         " `targets`",
         "from torchvision.datasets import MNIST\n\n\ndef labels(root):\n    return MNIST(root).train_labels\n",
         "from torchvision.datasets import MNIST\n\n\ndef labels(root):\n    return MNIST(root).targets\n",
-        library="torchvision", deprecated="0.2.2", fix="safe", runs="static", attributes=tuple(_OF_DATASETS),
+        library="torchvision", deprecated="0.2.2", fix="safe", runs="UserWarning", attributes=tuple(_OF_DATASETS),
         check=_of_dataset,
     ),
 ]  # fmt: skip

@@ -10,6 +10,8 @@ from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.rows import gone, moved, old
 
 _ERR = "ModuleNotFoundError"
+_DIST = "import torch.distributed as dist\n\n\n"
+_PAIR = "\n\nclass Pair:\n    def __init__(self, left, right):\n        self.left = left\n        self.right = right\n\n\n"
 _BILINEAR = renamed_with("mode='bilinear'", "align_corners=True")
 
 
@@ -69,15 +71,17 @@ RULES: list[Rule] = [
     gone("FLB131", "torch.storage._TypedStorage", "1.13", "torch.storage.TypedStorage",
          "torch.storage._TypedStorage", "torch.storage.TypedStorage", fix="safe"),
     old("FLB288", "torch.cuda.reset_max_memory_allocated", "1.4", "torch.cuda.reset_peak_memory_stats",
-         "torch.cuda.reset_max_memory_allocated", "torch.cuda.reset_peak_memory_stats",
-         fix="safe", runs="static",
+         "import torch\n\n\ndef reset():\n    torch.cuda.reset_max_memory_allocated()\n",
+         "import torch\n\n\ndef reset():\n    torch.cuda.reset_peak_memory_stats()\n",
+         fix="safe", runs="FutureWarning",
          en="`torch.cuda.reset_max_memory_allocated` is deprecated since torch 1.4 and resets all peaks: write"
          " `torch.cuda.reset_peak_memory_stats`",
          zh="`torch.cuda.reset_max_memory_allocated` 自 torch 1.4 起已弃用，会重置所有峰值：改用"
          " `torch.cuda.reset_peak_memory_stats`"),
     old("FLB289", "torch.cuda.reset_max_memory_cached", "1.4", "torch.cuda.reset_peak_memory_stats",
-         "torch.cuda.reset_max_memory_cached", "torch.cuda.reset_peak_memory_stats",
-         fix="safe", runs="static",
+         "import torch\n\n\ndef reset():\n    torch.cuda.reset_max_memory_cached()\n",
+         "import torch\n\n\ndef reset():\n    torch.cuda.reset_peak_memory_stats()\n",
+         fix="safe", runs="FutureWarning",
          en="`torch.cuda.reset_max_memory_cached` is deprecated since torch 1.4 and resets all peaks: write"
          " `torch.cuda.reset_peak_memory_stats`",
          zh="`torch.cuda.reset_max_memory_cached` 自 torch 1.4 起已弃用，会重置所有峰值：改用"
@@ -141,8 +145,10 @@ RULES: list[Rule] = [
     gone("FLB156", "torch.fx.experimental.fx2trt", "1.12", "torch_tensorrt", "import torch.fx.experimental.fx2trt",
          "import torch.fx.experimental", deprecated="1.11", runs=_ERR),
     gone("FLB157", "torch.utils.mobile_optimizer", "2.14", "ExecuTorch",
-         "from torch.utils.mobile_optimizer import optimize_for_mobile", "import torch.export",
-         deprecated="2.10", runs="static", en="`torch.utils.mobile_optimizer` is deprecated since torch 2.10, and"
+         "import torch\nfrom torch.utils.mobile_optimizer import optimize_for_mobile\n\n\n"
+         "def export(net, x):\n    return optimize_for_mobile(torch.jit.trace(net, x))\n",
+         "import torch\n\n\ndef export(net, x):\n    return torch.export.export(net, (x,))\n",
+         deprecated="2.10", runs="RuntimeError", en="`torch.utils.mobile_optimizer` is deprecated since torch 2.10, and"
          " fails in the Linux wheels since 2.14: ExecuTorch has taken its place",
          zh="`torch.utils.mobile_optimizer` 自 torch 2.10 起已弃用，且 2.14 起的 Linux 安装包中会出错：改用 ExecuTorch"),
     _renamed_for_a_while("FLB215", "sigmoid"),
@@ -241,14 +247,14 @@ RULES: list[Rule] = [
     old("FLB245", "torch.cuda.max_memory_cached", "1.4", "torch.cuda.max_memory_reserved",
         "torch.cuda.max_memory_cached()", fix="safe", runs="FutureWarning"),
     old("FLB246", "torch.backends.cuda.matmul.allow_tf32", "2.9", "torch.backends.cuda.matmul.fp32_precision",
-        "torch.backends.cuda.matmul.allow_tf32", "torch.backends.cuda.matmul.fp32_precision", runs="static",
+        "torch.backends.cuda.matmul.allow_tf32", "torch.backends.cuda.matmul.fp32_precision",
         en="`torch.backends.cuda.matmul.allow_tf32` is deprecated since torch 2.9: `fp32_precision`, which is 'tf32'"
         " for True and 'ieee' for False",
         zh="`torch.backends.cuda.matmul.allow_tf32` 自 torch 2.9 起已弃用：改用 `fp32_precision`，True 即 'tf32'，False 即"
         " 'ieee'",
         why="Setting the old and the new name in one program raises in some orders."),
     old("FLB247", "torch.backends.cudnn.allow_tf32", "2.9", "torch.backends.cudnn.conv.fp32_precision",
-        "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.conv.fp32_precision", runs="static",
+        "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.conv.fp32_precision",
         en="`torch.backends.cudnn.allow_tf32` is deprecated since torch 2.9: `conv.fp32_precision` and"
         " `rnn.fp32_precision`, which are 'tf32' for True and 'ieee' for False",
         zh="`torch.backends.cudnn.allow_tf32` 自 torch 2.9 起已弃用：改用 `conv.fp32_precision` 与 `rnn.fp32_precision`，"
@@ -257,37 +263,43 @@ RULES: list[Rule] = [
         "import torch.distributed as dist\n\nout = dist.reduce_op.SUM",
         "import torch.distributed as dist\n\nout = dist.ReduceOp.SUM", fix="safe", runs="FutureWarning"),
     old("FLB249", "torch.distributed._all_gather_base", "1.13", "torch.distributed.all_gather_into_tensor",
-        "import torch.distributed as dist\n\ndist._all_gather_base",
-        "import torch.distributed as dist\n\ndist.all_gather_into_tensor", fix="safe", runs="static"),
+        f"{_DIST}def gather(out, x):\n    dist._all_gather_base(out, x)\n",
+        f"{_DIST}def gather(out, x):\n    dist.all_gather_into_tensor(out, x)\n", fix="safe",
+        runs="FutureWarning"),
     old("FLB250", "torch.distributed._reduce_scatter_base", "1.13", "torch.distributed.reduce_scatter_tensor",
-        "import torch.distributed as dist\n\ndist._reduce_scatter_base",
-        "import torch.distributed as dist\n\ndist.reduce_scatter_tensor", fix="safe", runs="static"),
+        f"{_DIST}def scatter(out, x):\n    dist._reduce_scatter_base(out, x)\n",
+        f"{_DIST}def scatter(out, x):\n    dist.reduce_scatter_tensor(out, x)\n", fix="safe",
+        runs="FutureWarning"),
     moved("FLB251", "torch.distributed._tensor", "2.5", "torch.distributed.tensor",
           "from torch.distributed._tensor import DTensor", lacks="api ops dispatch op_schema random redistribute sharding_prop", fix="safe"),
     moved("FLB252", "torch.distributed._composable.fsdp", "2.6", "torch.distributed.fsdp",
           "from torch.distributed._composable.fsdp import fully_shard", fix="safe"),
     old("FLB253", "torch.distributed._sharded_tensor", "1.11", "torch.distributed.tensor",
         "import torch.distributed._sharded_tensor", "import torch.distributed.tensor",
-        runs="static", en="`torch.distributed._sharded_tensor` is deprecated since torch 1.11:"
+        runs="DeprecationWarning", en="`torch.distributed._sharded_tensor` is deprecated since torch 1.11:"
         " `torch.distributed._shard.sharded_tensor` has the same classes, `torch.distributed.tensor` the DTensor that"
         " took their place",
         zh="`torch.distributed._sharded_tensor` 自 torch 1.11 起已弃用：同样的类在"
         " `torch.distributed._shard.sharded_tensor` 中，取代它们的 DTensor 在 `torch.distributed.tensor` 中"),
     old("FLB254", "torch.distributed._shard.checkpoint", "2.0", "torch.distributed.checkpoint",
         "import torch.distributed._shard.checkpoint", "import torch.distributed.checkpoint",
-        runs="static"),
+        runs="DeprecationWarning"),
     old("FLB255", "torch.distributed.checkpoint.save_state_dict", "2.2", "torch.distributed.checkpoint.save",
-        "from torch.distributed.checkpoint import save_state_dict",
-        "from torch.distributed.checkpoint import save", runs="static"),
+        "from torch.distributed.checkpoint import save_state_dict\n\n\n"
+        "def write(state, writer):\n    save_state_dict(state, writer)\n",
+        "from torch.distributed.checkpoint import save\n\n\n"
+        "def write(state, writer):\n    save(state, storage_writer=writer)\n", runs="FutureWarning"),
     old("FLB256", "torch.distributed.checkpoint.load_state_dict", "2.2", "torch.distributed.checkpoint.load",
-        "from torch.distributed.checkpoint import load_state_dict",
-        "from torch.distributed.checkpoint import load", runs="static"),
+        "from torch.distributed.checkpoint import load_state_dict\n\n\n"
+        "def read(state, reader):\n    load_state_dict(state, reader)\n",
+        "from torch.distributed.checkpoint import load\n\n\n"
+        "def read(state, reader):\n    load(state, storage_reader=reader)\n", runs="FutureWarning"),
     replace(
         old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
             "from torch.distributed.fsdp import FullyShardedDataParallel\n\n\ndef shard(net):\n"
             "    return FullyShardedDataParallel(net)\n",
             "from torch.distributed.fsdp import fully_shard\n\n\ndef shard(net):\n    return fully_shard(net)\n",
-            runs="static",
+            runs="FutureWarning",
             en="`FullyShardedDataParallel` (FSDP1) has a successor since torch 2.6, to which torch's documentation"
             " advises to migrate: `torch.distributed.fsdp.fully_shard`",
             zh="`FullyShardedDataParallel`（FSDP1）自 torch 2.6 起有了后继，torch 文档建议迁移到"
@@ -298,8 +310,10 @@ RULES: list[Rule] = [
                "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"),
     ),
     old("FLB258", "torch.nn.parallel.DistributedDataParallelCPU", "1.4",
-        "torch.nn.parallel.DistributedDataParallel", "nn.parallel.DistributedDataParallelCPU",
-        "nn.parallel.DistributedDataParallel", fix="unsafe", runs="static"),
+        "torch.nn.parallel.DistributedDataParallel",
+        "from torch import nn\n\n\ndef wrap(net):\n    return nn.parallel.DistributedDataParallelCPU(net)\n",
+        "from torch import nn\n\n\ndef wrap(net):\n    return nn.parallel.DistributedDataParallel(net)\n",
+        fix="unsafe", runs="FutureWarning"),
     old("FLB259", "torch.jit.script", "2.10", "torch.compile", "import torch\n\nout = torch.jit.script(torch.nn.ReLU())",
         "import torch\n\nout = torch.compile", runs="FutureWarning",
         en="`torch.jit.script` is deprecated since torch 2.10: `torch.compile` makes a model faster, `torch.export` makes"
@@ -313,15 +327,22 @@ RULES: list[Rule] = [
         " a file, which other functions read than those of TorchScript",
         zh="`torch.jit.trace` 自 torch 2.10 起已弃用：加速模型用 `torch.compile`，导出文件用 `torch.export`，"
         "其文件不由 TorchScript 的函数读取"),
-    old("FLB261", "torch.jit.load", "2.10", "torch.export.load", "torch.jit.load", "torch.export.load", runs="static",
+    old("FLB261", "torch.jit.load", "2.10", "torch.export.load",
+        "import torch\n\nnet = torch.jit.load('net.pt')\n",
+        "import torch\n\nnet = torch.export.load('net.pt2').module()\n", runs="FutureWarning",
         en="`torch.jit.load` reads TorchScript, which is deprecated since torch 2.10: export the model anew with"
         " `torch.export`, whose `load` does not read such a file",
         zh="`torch.jit.load` 读取的 TorchScript 自 torch 2.10 起已弃用：用 `torch.export` 重新导出模型，它的 `load`"
         " 读不了这种文件"),
     old("FLB262", "torch.jit.freeze", "2.11", "torch.export.export",
-        "torch.jit.freeze", "torch.export.export", runs="static"),
-    old("FLB263", "torch.jit.script_method", "2.10", "torch.compile", "torch.jit.script_method",
-        "torch.compile", runs="static",
+        "import torch\n\n\ndef frozen(net, x):\n    return torch.jit.freeze(torch.jit.trace(net, x))\n",
+        "import torch\n\n\ndef frozen(net, x):\n    return torch.export.export(net, (x,)).module()\n",
+        runs="FutureWarning"),
+    old("FLB263", "torch.jit.script_method", "2.10", "torch.compile",
+        "import torch\n\n\nclass Net(torch.jit.ScriptModule):\n    @torch.jit.script_method\n"
+        "    def forward(self, x):\n        return x + 1\n\n\nnet = Net()\n",
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n\n\n"
+        "net = torch.compile(Net())\n", runs="FutureWarning",
         en="`torch.jit.script_method` is deprecated since torch 2.10: drop it, and write `torch.compile` around the"
         " module",
         zh="`torch.jit.script_method` 自 torch 2.10 起已弃用：删去，并对整个模块用 `torch.compile`"),
@@ -330,7 +351,11 @@ RULES: list[Rule] = [
           "import torch.ao.quantization\n\nout = torch.ao.quantization.QConfig", fix="safe",
           why="The old module is an alias that warns since 2.8; torchao is where quantization is developed."),
     old("FLB265", "torch.ao.quantization.quantize_dynamic", "2.8", "torchao.quantization.quantize_",
-        "torch.ao.quantization.quantize_dynamic", "torch.ao.quantization", runs="static"),
+        "import torch\n\nnet = torch.nn.Sequential(torch.nn.Linear(64, 64))\n"
+        "net = torch.ao.quantization.quantize_dynamic(net)\n",
+        "import torch\nfrom torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_\n\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(64, 64))\n"
+        "quantize_(net, Int8DynamicActivationInt8WeightConfig())\n", runs="DeprecationWarning"),
     moved("FLB266", "torch.nn.quantized", "1.13", "torch.ao.nn.quantized", "import torch.nn.quantized",
           fix="safe"),
     moved("FLB267", "torch.nn.intrinsic", "1.13", "torch.ao.nn.intrinsic", "import torch.nn.intrinsic",
@@ -347,8 +372,11 @@ RULES: list[Rule] = [
         en="`torch.utils.model_zoo.load_url` has moved since torch 1.1: write `torch.hub.load_state_dict_from_url`",
         zh="`torch.utils.model_zoo.load_url` 自 torch 1.1 起已迁移：改用 `torch.hub.load_state_dict_from_url`"),
     old("FLB272", "torch.utils._pytree._register_pytree_node", "2.2", "torch.utils._pytree.register_pytree_node",
-        "from torch.utils._pytree import _register_pytree_node",
-        "from torch.utils._pytree import register_pytree_node", runs="static"),
+        f"from torch.utils._pytree import _register_pytree_node\n{_PAIR}"
+        "_register_pytree_node(Pair, lambda pair: ([pair.left, pair.right], None), lambda both, _: Pair(*both))\n",
+        f"from torch.utils._pytree import register_pytree_node\n{_PAIR}"
+        "register_pytree_node(Pair, lambda pair: ([pair.left, pair.right], None), lambda both, _: Pair(*both))\n",
+        runs="FutureWarning"),
     old("FLB273", "torch.testing.assert_allclose", "1.12", "torch.testing.assert_close",
         "torch.testing.assert_allclose(torch.ones(2), torch.ones(2))",
         "torch.testing.assert_close(torch.ones(2), torch.ones(2))", fix="unsafe", runs="FutureWarning",
@@ -375,10 +403,18 @@ RULES: list[Rule] = [
         zh="`torch.utils.data._utils.collate.default_collate` 自 torch 1.11 起有了公开的位置：改用"
         " `torch.utils.data.default_collate`"),
     old("FLB277", "torch.backends.cuda.sdp_kernel", "2.3", "torch.nn.attention.sdpa_kernel",
-        "torch.backends.cuda.sdp_kernel", "torch.nn.attention.sdpa_kernel", runs="static",
+        "import torch\nfrom torch.nn.functional import scaled_dot_product_attention\n\n"
+        "x = torch.ones(1, 1, 2, 4)\n"
+        "with torch.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False):\n"
+        "    out = scaled_dot_product_attention(x, x, x)\n",
+        "import torch\nfrom torch.nn.functional import scaled_dot_product_attention\n\n"
+        "x = torch.ones(1, 1, 2, 4)\n"
+        "with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):\n"
+        "    out = scaled_dot_product_attention(x, x, x)\n", runs="FutureWarning",
         why="sdpa_kernel takes a list of backends in place of three flags."),
-    old("FLB278", "torch.FloatStorage", "2.0", "torch.UntypedStorage", "torch.FloatStorage", "torch.UntypedStorage",
-        runs="static", en="`torch.FloatStorage` is deprecated since torch 2.0: write `torch.UntypedStorage`, or"
+    old("FLB278", "torch.FloatStorage", "2.0", "torch.UntypedStorage",
+        "list(torch.FloatStorage([1.0, 2.0]))", "torch.tensor([1.0, 2.0]).tolist()",
+        runs="UserWarning", en="`torch.FloatStorage` is deprecated since torch 2.0: write `torch.UntypedStorage`, or"
         " `torch.empty(0)` for a tensor of it",
         zh="`torch.FloatStorage` 自 torch 2.0 起已弃用：改用 `torch.UntypedStorage`；由它创建张量时用 `torch.empty(0)`"),
     old("FLB279", "functorch.vmap", "2.0", "torch.vmap",
@@ -394,7 +430,11 @@ RULES: list[Rule] = [
         "import torch\nfrom torch.func import jacrev\n\nout = jacrev(torch.sin)(torch.tensor(1.0))", fix="safe",
         runs="FutureWarning"),
     old("FLB282", "functorch.make_functional", "2.0", "torch.func.functional_call",
-        "from functorch import make_functional", "from torch.func import functional_call", runs="static"),
+        "import torch\nfrom functorch import make_functional\n\n"
+        "net, weights = make_functional(torch.nn.Linear(2, 1))\nout = net(weights, torch.ones(2)).item()\n",
+        "import torch\nfrom torch.func import functional_call\n\nnet = torch.nn.Linear(2, 1)\n"
+        "weights = dict(net.named_parameters())\nout = functional_call(net, weights, (torch.ones(2),)).item()\n",
+        runs="FutureWarning"),
     old("FLB283", "torch.has_cuda", "2.0", "torch.backends.cuda.is_built()", "torch.has_cuda",
         "torch.backends.cuda.is_built()", runs="UserWarning"),
     old("FLB284", "torch.has_mps", "2.0", "torch.backends.mps.is_built()", "torch.has_mps",
@@ -406,6 +446,6 @@ RULES: list[Rule] = [
     old("FLB287", "torch.sparse.FloatTensor", "2.1", "torch.sparse_coo_tensor",
         "torch.sparse.FloatTensor(torch.tensor([[0], [1]]), torch.ones(1), torch.Size([2, 2])).to_dense()",
         "torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), torch.Size([2, 2])).to_dense()",
-        fix="unsafe", runs="static"),
+        fix="unsafe", runs="UserWarning"),
 ]  # fmt: skip
 """One row per name."""

@@ -264,12 +264,11 @@ RULES: list[Rule] = [
     ),
     Rule(
         "FLB503", "load-pickle-module",
-        "`pickle_module=` of `torch.load` turns `weights_only` off: the file's code runs; `encoding='latin1'` reads"
-        " files of Python 2",
-        "`torch.load` 的 `pickle_module=` 会关闭 `weights_only`，运行文件里的代码；读取 Python 2 的文件用 `encoding='latin1'`",
+        "`pickle_module=` of `torch.load` turns `weights_only` off, and the file's code runs: drop it",
+        "`torch.load` 的 `pickle_module=` 会关闭 `weights_only`，运行文件里的代码：删去",
         "import torch\n\n\ndef read(path, module):\n    return torch.load(path, pickle_module=module)\n",
-        "import torch\n\n\ndef read(path):\n    return torch.load(path, encoding='latin1')\n",
-        runs="static", calls=("torch.load",), check=_pickle_module,
+        "import torch\n\n\ndef read(path):\n    return torch.load(path)\n",
+        calls=("torch.load",), check=_pickle_module,
     ),
     Rule(
         "FLB504", "weights-over-http",
@@ -277,7 +276,6 @@ RULES: list[Rule] = [
         "通过明文 http 下载的权重可能在途中被替换：请用 https，并加 `check_hash=True`",
         "import torch\n\n\ndef read():\n    return torch.hub.load_state_dict_from_url('http://a.example/net.pth')\n",
         "import torch\n\n\ndef read():\n    return torch.hub.load_state_dict_from_url('https://a.example/net.pth')\n",
-        runs="static",
         calls=("torch.hub.load_state_dict_from_url", "torch.hub.download_url_to_file", "torch.utils.model_zoo.load_url"),
         check=_plain_http,
     ),
@@ -287,7 +285,7 @@ RULES: list[Rule] = [
         "`trust_repo=True` 不经询问就运行仓库的 hubconf.py",
         "import torch\n\n\ndef net():\n    return torch.hub.load('a/b', 'net', trust_repo=True)\n",
         "import torch\n\n\ndef net():\n    return torch.hub.load('a/b', 'net', trust_repo='check')\n",
-        deprecated="1.12", runs="static", calls=("torch.hub.load", "torch.hub.list", "torch.hub.help"),
+        deprecated="1.12", calls=("torch.hub.load", "torch.hub.list", "torch.hub.help"),
         check=_trust_repo,
     ),
     Rule(
@@ -296,7 +294,7 @@ RULES: list[Rule] = [
         "`np.load` 的 `allow_pickle=True` 会运行文件里的代码：只用于你自己生成或信任的文件",
         "import numpy as np\nimport torch  # noqa: F401\n\n\ndef read(path):\n    return np.load(path, allow_pickle=True)\n",
         "import numpy as np\nimport torch  # noqa: F401\n\n\ndef read(path):\n    return np.load(path)\n",
-        runs="static", calls=("numpy.load",), check=_allow_pickle,
+        calls=("numpy.load",), check=_allow_pickle,
     ),
     Rule(
         "FLB2151", "torchvision-pretrained",

@@ -575,7 +575,7 @@ RULES: list[Rule] = [
         "a model is evaluated and never switched by `eval()`: dropout and batch norm still train",
         "评估模型而从未调用 `eval()`：dropout 与 batch norm 仍处于训练模式",
         _VALIDATE % "", _VALIDATE % "    net.eval()\n",
-        sure="likely", preview=True, runs="static", calls=("torch.no_grad", "torch.inference_mode"),
+        sure="likely", preview=True, calls=("torch.no_grad", "torch.inference_mode"),
         check=_never_eval,
     ),
     Rule(
@@ -602,7 +602,7 @@ RULES: list[Rule] = [
         "对布尔张量做 `1 - mask` 自 torch 1.2 起报错：改用 `~mask`",
         "import torch\n\n\ndef rest(x):\n    mask = torch.isnan(x)\n    return 1 - mask\n",
         "import torch\n\n\ndef rest(x):\n    mask = torch.isnan(x)\n    return ~mask\n",
-        deprecated="1.2", runs="static", whole=True, check=_one_minus_mask,
+        deprecated="1.2", runs="RuntimeError", whole=True, check=_one_minus_mask,
     ),
     Rule(
         "FLB607", "evaluation-with-graph",
@@ -610,7 +610,7 @@ RULES: list[Rule] = [
         "评估模型时没有 `torch.no_grad()`：每个批次都会保留 backward() 所需的内容",
         "import torch\n\n\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
         "import torch\n\n\n@torch.no_grad()\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
-        sure="likely", preview=True, runs="static", attributes=("eval",), check=_graph_kept,
+        sure="likely", preview=True, attributes=("eval",), check=_graph_kept,
     ),
     Rule(
         "FLB447", "profile-printed-inside",
@@ -651,7 +651,7 @@ RULES: list[Rule] = [
         "`empty_cache()` in each step gives memory back that the next step asks for again: drop it",
         "每一步都调用 `empty_cache()`，归还的显存下一步又要申请：删去",
         _TRAIN % "    ", _TRAIN % "",
-        runs="static", calls=("torch.cuda.empty_cache",), check=_cache_in_loop,
+        calls=("torch.cuda.empty_cache",), check=_cache_in_loop,
     ),
     Rule(
         "FLB606", "tensor-of-arrays",

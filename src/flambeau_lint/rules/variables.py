@@ -404,7 +404,7 @@ RULES: list[Rule] = [
         "`torch.cuda.FloatTensor(...)` 一类已过时：改用 `torch.tensor(..., device='cuda')`；给出尺寸时用 `torch.empty`",
         "import torch\n\nout = torch.cuda.FloatTensor([1, 2])\n",
         "import torch\n\nout = torch.tensor([1.0, 2.0], device='cuda')\n",
-        deprecated="0.4", runs="static", calls=_CUDA, check=_cuda_typed,
+        deprecated="0.4", runs="UserWarning", calls=_CUDA, check=_cuda_typed,
     ),
 ]  # fmt: skip
 """One rule for each of them."""
