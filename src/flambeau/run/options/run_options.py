@@ -152,7 +152,7 @@ class RunOptions(SharedOptions):
         None,
         "what else identifies the run, in TOML's types; it is a table of its own in "
         "`config.toml`, and a resume with another value is refused",
-        "还有什么标识这个运行，取 TOML 的类型；它在 `config.toml` 中自成一表，以不同的值恢复会被拒绝",
+        "还有什么标识这个运行，取 TOML 的类型；它在 `config.toml` 中自成一表，以不同的值恢复会报错",
         group="run folder",
     )
     builder: str | None = option(
