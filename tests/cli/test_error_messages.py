@@ -4,7 +4,7 @@ import functools
 import io
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset, default_collate, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate, random_split
+from torchvision.transforms.functional import normalize, to_tensor
 
 from flambeau.cli.recipe_search import Index
 
@@ -87,6 +88,54 @@ def other_objects() -> None:
     torch.save(warnings.WarningMessage("", UserWarning, "", 1), file)
     file.seek(0)
     torch.load(file)
+
+
+def scaled_other_weight() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight().sum()).backward()
+    scaler.step(torch.optim.SGD([weight()], 0.1))
+
+
+def float16_weight() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    parameter = ones(2, dtype=torch.float16, requires_grad=True)
+    scaler.scale(parameter.float().sum()).backward()
+    scaler.unscale_(torch.optim.SGD([parameter], 0.1))
+
+
+def changed_in_a_loop() -> None:
+    for row in weight() * 2:
+        row.add_(1)
+
+
+def in_two_groups() -> None:
+    shared = [weight()]
+    torch.optim.SGD([{"params": shared}, {"params": shared}], 0.1)
+
+
+def weights_alone() -> None:
+    nn.Linear(1, 1).state_dict().eval()  # type: ignore[attr-defined]
+
+
+class Fails(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise ValueError(index)
+
+
+def begun_twice() -> None:
+    for _ in range(2):
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class NoInit(nn.Module):
@@ -179,6 +228,42 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "Can't pickle local object": lambda: pickle.dumps(lambda: 0),
     "Default process group": torch.distributed.get_rank,
     "DefaultCPUAllocator": lambda: torch.empty(1 << 50),
+    "Could not infer dtype of NoneType": lambda: torch.tensor([1, None]),
+    "Tensors must have same number": lambda: torch.cat([ones(2, 3), ones(2, 3, 4)]),
+    "mean(): could not infer": lambda: ones(2).long().mean(),
+    "The shape of the mask": lambda: ones(3)[torch.tensor([True, False])],
+    "output with shape": lambda: normalize(ones(1, 4, 4), [0.5] * 3, [0.5] * 3),
+    "pic should be PIL Image": lambda: to_tensor("cat.jpg"),
+    "probability tensor contains": lambda: torch.multinomial(torch.tensor([-1.0, 2.0]), 1),
+    "Cannot copy out of meta": lambda: nn.Linear(1, 1, device="meta").to("cpu"),
+    "linalg.inv: The diagonal": lambda: torch.linalg.inv(torch.zeros(2, 2)),
+    "module 'numpy' has no": lambda: np.float,  # type: ignore[attr-defined]
+    "No inf checks were recorded": scaled_other_weight,
+    "Attempting to unscale FP16": float16_weight,
+    "you can only change requires_grad": lambda: (weight() * 2).requires_grad_(False),
+    "Output 0 of UnbindBackward0": changed_in_a_loop,
+    "some parameters appear in more": in_two_groups,
+    "'collections.OrderedDict' object": weights_alone,
+    "Caught ValueError in DataLoader": lambda: next(iter(DataLoader(Fails(), num_workers=1))),
+    "trying to initialize the default": begun_twice,
+}
+# As those print them who have the machine for it.
+ELSEWHERE = {
+    "DataLoader worker (pid(s)": "RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed.",
+    "Too many open files": "RuntimeError: received 0 items of ancdata",
+    "CUDA out of memory": "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total "
+    "capacity of 23.65 GiB of which 120.00 MiB is free.",
+    "cuDNN error: CUDNN_STATUS_EX": "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "operator torchvision::nms": "RuntimeError: operator torchvision::nms does not exist",
+    "undefined symbol": "ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister",
+    "unexpected EOF": "RuntimeError: unexpected EOF, expected 99 more bytes. The file might be corrupted.",
+    "A module that was compiled": "A module that was compiled using NumPy 1.x cannot be run in\n"
+    "NumPy 2.4.1 as it may crash.",
+    "No backend type": "RuntimeError: No backend type associated with device type cpu",
+    "Connection closed by peer": "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed "
+    "by peer [127.0.0.1]:4711",
+    "torch._dynamo hit": "torch._dynamo hit config.recompile_limit (8)\n   function: 'f' (a.py:3)",
+    "got an unexpected keyword": "TypeError: zeros() got an unexpected keyword argument 'names'",
 }
 
 
@@ -193,3 +278,19 @@ def test_a_message_as_torch_prints_it_finds_its_row(start: str) -> None:
         first = index(chinese=chinese).search(text, top=1)[0]
         assert first.name.startswith("errors_and_old_names.md#"), text
         assert start in first.line, (text, first.line)
+
+
+@pytest.mark.parametrize("start", ELSEWHERE)
+def test_a_message_of_another_machine_finds_its_row(start: str) -> None:
+    for chinese in (False, True):
+        first = index(chinese=chinese).search(ELSEWHERE[start], top=1)[0]
+        assert first.name.startswith("errors_and_old_names.md#"), first.name
+        assert start in first.line, first.line
+
+
+@pytest.mark.parametrize("chinese", [False, True])
+def test_there_are_rows_for_150_messages(*, chinese: bool) -> None:
+    rows = [one for one in index(chinese=chinese).entries if one.messages is not None]
+    old_names = [one for one in rows if one.name.endswith(("#old-names", "#旧名称"))]
+    assert old_names
+    assert len(rows) - len(old_names) >= 150
