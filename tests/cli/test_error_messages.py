@@ -103,11 +103,6 @@ def float16_weight() -> None:
     scaler.unscale_(torch.optim.SGD([parameter], 0.1))
 
 
-def changed_in_a_loop() -> None:
-    for row in weight() * 2:
-        row.add_(1)
-
-
 def in_two_groups() -> None:
     shared = [weight()]
     torch.optim.SGD([{"params": shared}, {"params": shared}], 0.1)
@@ -241,7 +236,6 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "No inf checks were recorded": scaled_other_weight,
     "Attempting to unscale FP16": float16_weight,
     "you can only change requires_grad": lambda: (weight() * 2).requires_grad_(False),
-    "Output 0 of UnbindBackward0": changed_in_a_loop,
     "some parameters appear in more": in_two_groups,
     "'collections.OrderedDict' object": weights_alone,
     "Caught ValueError in DataLoader": lambda: next(iter(DataLoader(Fails(), num_workers=1))),
