@@ -82,7 +82,7 @@ def test_hits_misses_and_gaps(
     printed = capsys.readouterr().out
     row = json.loads(printed.splitlines()[-1])
     kinds = {"old-name": None, "error": None, "concept": None, "task": 0.5, "typo": None}
-    expected = {"questions": 3, "gaps": 1, "share": 0.5, "kinds": kinds}
+    expected = {"questions": 3, "gaps": 1, "share": 0.5, "kinds": kinds, "misses": ["del loss"]}
     assert (row["part"], row["en"], row["zh"], row["top"]) == ("open", expected, expected, 3)
     assert "en miss, task: del loss\n  right: training/ema\n  came:  memory.md#del-loss" in printed
     assert TOOL.main(["--apart"]) == 0

@@ -136,6 +136,7 @@ def summary(asked: dict[str, list[Asked]]) -> dict[str, Any]:
             "kinds": {
                 kind: share(one for one in rows if one.question.kind == kind) for kind in KINDS
             },
+            "misses": [one.question.text for one in rows if one.question.right and not one.place],
         }
         for language, rows in asked.items()
     }
