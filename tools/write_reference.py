@@ -327,7 +327,10 @@ def commands(language: str) -> Iterator[str]:
     (verbs,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     helps = {one.dest: str(one.help) for one in verbs._choices_actions}
     for name in VERBS:
-        flags = [one for one in verbs.choices[name]._actions if "--json" in one.option_strings]
+        actions = verbs.choices[name]._actions
+        parts = [one.choices for one in actions if isinstance(one, argparse._SubParsersAction)]
+        actions = [*actions, *(a for part in parts for one in part.values() for a in one._actions)]
+        flags = [one for one in actions if "--json" in one.option_strings]
         json = str(flags[0].help) if flags else ""
         json = json.removeprefix("print ").removesuffix(", for programs").removesuffix(" instead")
         schema = f"../schemas/{name}.json"

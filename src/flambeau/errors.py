@@ -36,6 +36,10 @@ class DamagedData(InputError):
     """Data whose bytes are damaged; other InputErrors may be about undamaged data that are not supported."""
 
 
+class NothingFound(Exception):
+    """A search without a result, in a message like that of an InputError; commands exit with 1."""
+
+
 class WorkerLost(RuntimeError):
     """A data worker died or hangs; the message names it and its sample.
 

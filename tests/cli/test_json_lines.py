@@ -119,16 +119,19 @@ def test_the_last_line_says_what_went_wrong(
         ("predict run photo.jpg --json", "run", "flambeau predict --help"),
         ("--json runs", "--json", "flambeau --help"),
         ("verify nothing --json", "nothing does not exist", "Give the folder of a run"),
+        ("how qzqzq --json", "no page knows any of 'qzqzq'", "Name it in other words"),
+        ("recipes find qzqzq --json", "nothing found for 'qzqzq'", "flambeau recipes --help"),
     ],
 )
 def test_programs_get_errors_as_json(flambeau: Any, words: str, error: str, hint: str) -> None:
     answer = flambeau(words)
-    assert (answer.code, answer.out) == (2, "")
+    code = 1 if "qzqzq" in words else 2
+    assert (answer.code, answer.out) == (code, "")
     (line,) = answer.err.splitlines()
     found = json.loads(line)
     assert list(found) == ["error", "hint", "exit_code"]
     assert error in found["error"]
-    assert found["exit_code"] == 2
+    assert found["exit_code"] == code
     assert hint in found["hint"]
 
 

@@ -19,7 +19,14 @@ from typing import Any, NoReturn
 
 from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.cli.table import print_json
-from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
+from flambeau.errors import (
+    InputError,
+    NothingFound,
+    WorkerLost,
+    disk_errno,
+    disk_failure,
+    nearest,
+)
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
 from flambeau.terminal import say
@@ -128,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(words, str(error).replace(TRUST, command), 2)
     except InputError as error:
         return _complain(words, str(error), 2)
-    except WorkerLost as error:
+    except (WorkerLost, NothingFound) as error:
         return _complain(words, str(error), 1)
     except KeyboardInterrupt:
         return _complain(words, "interrupted", INTERRUPTED)

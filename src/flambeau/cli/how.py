@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from flambeau.cli.reading_flags import check_at_least
 from flambeau.cli.recipe_search import Entry, Index, docs_folder, is_chinese, section
 from flambeau.cli.table import print_json
+from flambeau.errors import NothingFound
 from flambeau.terminal import print_text, say
 
 HELP = "answer a question, or an error message that you paste, from the pages"
@@ -36,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     language = "zh" if arguments.zh or is_chinese(words) else "en"
     entries = Index(chinese=language == "zh").search(words, top=arguments.top)
     if not entries:
-        say(f"flambeau: no page knows any of {words!r}; name it in other words")
-        return 1
+        raise NothingFound(f"no page knows any of {words!r}\nName it in other words")
     answers = [_answer(entry, language) for entry in entries]
     if arguments.json:
         print_json(answers)

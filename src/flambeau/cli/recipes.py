@@ -20,7 +20,7 @@ from flambeau.cli.recipe_search import (
     section,
 )
 from flambeau.cli.table import print_json, print_table
-from flambeau.errors import InputError, nearest
+from flambeau.errors import InputError, NothingFound, nearest
 from flambeau.terminal import print_text, say
 
 HELP = "list the recipes, search them and the pages, show one, or copy some into your project"
@@ -91,8 +91,7 @@ def _search(arguments: argparse.Namespace) -> int:
     results = Index(chinese=arguments.zh or is_chinese(words)).search(words, top=arguments.top)
     if not results:
         hint = nearest(words, [path.stem for path in recipe_files()])
-        say(f"flambeau: nothing found for {words!r}{hint}")
-        return 1
+        raise NothingFound(f"nothing found for {words!r}{hint}")
     if arguments.json:
         print_json({"kind": e.kind, "name": e.name, "line": e.line} for e in results)
     else:
