@@ -343,6 +343,8 @@ def commands(language: str) -> Iterator[str]:
             json = JSON["line" if several else "one"] if json else ""
         if name == "train":
             json = words["events"]
+        if name == "lint":
+            json = "`--output-format json`"
         if (ROOT / "docs" / "en" / schema).is_file():
             json += f" ([schema]({schema}))"
         listed = "; ".join(f"{code}: {text}" for code, text in sorted(codes.items()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 import flambeau_lint
 from flambeau.cli.command import main as flambeau
@@ -437,6 +438,18 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = json.loads(output(capsys, "json", "a.py"))
     assert (row["file"], row["line"], row["column"], row["code"]) == ("a.py", 2, 5, "FLB206")
     assert row["edits"] == [{"start": [2, 5], "end": [2, 14], "text": "torch.outer"}]
+
+
+def test_json_is_as_its_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    Path("b.ipynb").write_text(notebook(*CELLS))
+    Path("c.py").write_text("import torch\nprint 'Python 2'\n")
+    schema = Path(__file__).parents[2] / "docs" / "schemas" / "lint.json"
+    rows = json.loads(output(capsys, "json", "."))
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(rows)
+    assert {row["file"] for row in rows} == {"a.py", "b.ipynb", "c.py"}
+    assert {row.get("cell") for row in rows} > {None}
+    assert [row["file"] for row in rows if "problem" in row] == ["c.py"]
 
 
 def test_sarif(capsys: pytest.CaptureFixture[str]) -> None:
