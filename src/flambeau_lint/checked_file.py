@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from flambeau_lint import virtual as pieces_of
 from flambeau_lint.engine import RuleSet, fix, lint
@@ -142,16 +142,13 @@ def _fixed_pieces(raw: bytes, rules: RuleSet, suffix: str, unsafe: bool) -> tupl
     same = whole.new_texts(whole.data)
     if texts is None or same != {piece.number: piece.text for piece in whole.pieces}:
         return raw, 0
-    written: Optional[bytes]
     if suffix in pieces_of.NOTEBOOKS:
         changed = {
             piece.number: texts[piece.number]
             for piece in whole.pieces
             if texts[piece.number] != piece.text
         }
-        written = pieces_of.write_notebook(raw, changed)
-    else:
-        data, encoding, mark = decode(raw)
-        page = pieces_of.write_page(data.decode("utf-8"), whole.pieces, texts)
-        written = encode(page.encode("utf-8"), encoding, mark)
-    return (raw, 0) if written is None else (written, count)
+        return pieces_of.write_notebook(raw, changed), count
+    data, encoding, mark = decode(raw)
+    page = pieces_of.write_page(data.decode("utf-8"), whole.pieces, texts)
+    return encode(page.encode("utf-8"), encoding, mark), count

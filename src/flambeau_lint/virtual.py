@@ -24,6 +24,8 @@ _DIRECTIVE = re.compile(
 _PYTHON = {"python", "py", "python3", "{python}", "{code-block}python"}
 _LINE_MAGIC = re.compile(r"^(\s*)([%!]|[\w.,\[\] ]+=\s*[%!]|\?|[\w.]+\?{1,2}\s*$)")
 
+_JSON = json.JSONDecoder()
+
 NOTEBOOKS = (".ipynb",)
 PAGES = (".md", ".markdown", ".rst")
 
@@ -90,7 +92,7 @@ def virtual(pieces: Sequence[Piece], *, has_magics: bool) -> Virtual:
 def _parses(text: str) -> bool:
     try:
         ast.dump(parse(text.encode("utf-8")))
-    except Unreadable:
+    except (Unreadable, UnicodeEncodeError):  # JSON can hold half of a character
         return False
     return "\r" not in text and "\f" not in text and _MARK not in text
 
@@ -138,25 +140,54 @@ def notebook_cells(raw: bytes) -> tuple[Any, list[Piece]]:
     return notebook, pieces if language in (None, "python", "Python", "ipython") else []
 
 
-def write_notebook(raw: bytes, texts: dict[int, str]) -> Optional[bytes]:
-    """The notebook with other sources, every other byte as it was; None if its layout is not known."""
+def write_notebook(raw: bytes, texts: dict[int, str]) -> bytes:
+    """The notebook with other sources of these cells, every other byte as it was."""
     text = raw.decode("utf-8")
-    notebook = json.loads(text)
-    for indent in (1, 2, 4, None, 0, 3):
-        for is_ascii in (False, True):
-            for end in ("\n", ""):
-                if _dumped(notebook, indent, is_ascii, end) != text:
-                    continue
-                for number, changed in texts.items():
-                    cell = notebook["cells"][number - 1]
-                    is_list = isinstance(cell["source"], list)
-                    cell["source"] = changed.splitlines(keepends=True) if is_list else changed
-                return _dumped(notebook, indent, is_ascii, end).encode("utf-8")
-    return None
+    cells = _places(text, _places(text, _behind_space(text, 0))["cells"][0])
+    for number in sorted(texts, reverse=True):  # so that the places before it stay right
+        start, end = _places(text, cells[number - 1][0])["source"]
+        text = text[:start] + _rewritten(text[start:end], texts[number]) + text[end:]
+    return text.encode("utf-8")
 
 
-def _dumped(notebook: object, indent: Optional[int], is_ascii: bool, end: str) -> str:
-    return json.dumps(notebook, indent=indent, ensure_ascii=is_ascii) + end
+def _places(text: str, start: int) -> dict[Any, tuple[int, int]]:
+    """Where each value of a JSON object or array lies that begins at `start`, by its key or index."""
+    found: dict[Any, tuple[int, int]] = {}
+    is_object = text[start] == "{"
+    position = _behind_space(text, start + 1)
+    while text[position] not in "]}":
+        key: Any = len(found)
+        if is_object:
+            key, position = _JSON.raw_decode(text, position)
+            position = _behind_space(text, _behind_space(text, position) + 1)  # the colon
+        _, end = _JSON.raw_decode(text, position)
+        found[key] = (position, end)
+        position = _behind_space(text, end)
+        if text[position] == ",":
+            position = _behind_space(text, position + 1)
+    return found
+
+
+def _behind_space(text: str, position: int) -> int:
+    while text[position] in " \t\r\n":
+        position += 1
+    return position
+
+
+def _rewritten(old: str, new: str) -> str:
+    """A cell's source in JSON with another text: a string, or a list of lines laid out as before."""
+    is_ascii = old.isascii()
+    if old[0] != "[":
+        return json.dumps(new, ensure_ascii=is_ascii)
+    places = list(_places(old, 0).values())
+    kept = {json.loads(old[start:end]): old[start:end] for start, end in places}
+    lines = [
+        kept.get(line) or json.dumps(line, ensure_ascii=is_ascii)
+        for line in new.splitlines(keepends=True)
+    ]
+    before = old[: places[0][0]]
+    between = old[places[0][1] : places[1][0]] if len(places) > 1 else "," + before[1:]
+    return before + between.join(lines) + old[places[-1][1] :]
 
 
 # ---------------------------------------------------------------- pages
