@@ -316,6 +316,29 @@ def test_a_synonym_stands_in_one_line() -> None:
     assert [text for text, times in texts.items() if times > 1] == []
 
 
+@pytest.mark.parametrize("chinese", [False, True])
+def test_questions_are_of_entries_that_are_there(chinese: bool) -> None:
+    names = {entry.name for entry in index_of(chinese=chinese).entries}
+    lines = [*recipe_search.asked(chinese=chinese)]
+    assert len(lines) > 300
+    assert {name for name, _ in lines} <= names
+    assert len({name for name, _ in lines}) == len(lines)
+    assert all(questions.strip() for _, questions in lines)
+
+
+def test_a_section_is_found_by_what_people_ask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    question = "my loop eats all the ram"
+    asked = tmp_path / "asked_en.tsv"
+    asked.write_text(
+        f"memory.md#del-loss\twhy | {question}\nno_page.md\tnothing\n", encoding="utf-8"
+    )
+    monkeypatch.setitem(recipe_search.ASKED, "en", asked)
+    first = recipe_search.Index(chinese=False).search(question, top=1)
+    assert [entry.name for entry in first] == ["memory.md#del-loss"]
+
+
 def test_nothing_found_ends_with_1(read_once: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "find", "qzqzq"]) == 1
     said = capsys.readouterr()

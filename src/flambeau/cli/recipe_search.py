@@ -2,7 +2,8 @@
 
 Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009; the text of
 links to a page counts for that page, as in Brin and Page, "The Anatomy of a Large-Scale Hypertextual Web
-Search Engine", 1998.
+Search Engine", 1998; questions that an entry answers are added to its text, in the words in which people ask,
+as in Nogueira et al., "Document Expansion by Query Prediction", 2019 (arXiv:1904.08375).
 
 There is no stored index: docstrings and pages are read at each search, which takes half a second.
 """
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SYNONYMS = Path(__file__).with_name("synonyms.txt")
+ASKED = {language: Path(__file__).with_name(f"asked_{language}.tsv") for language in ("en", "zh")}
+"""Of each language: the name of an entry, a tab, and questions that it answers, between '|'."""
 
 # Lists of links: their text counts only for the pages that they link to.
 _LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
-# Chosen on the questions of the tests.
-_WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
+# Chosen on the questions of tools/docs_questions.
+_WEIGHTS = {"name": 6.0, "title": 4.0, "asked": 5.0, "links": 2.5, "body": 1.0}
 _RULE = 0.7  # times, of a rule, whose few words would outweigh a page
-_ANSWER = 1.3  # times, of a row that answers one question
+_ANSWER = 1.6  # times, of a row that answers one question
 _SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
 _PHRASE = 2.5  # times, where the exact phrase stands
@@ -76,7 +79,7 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A 'recipe', 'page', 'flag' or 'rule' of the linter, and its text by field (name, title, links, body).
+    """A 'recipe', 'page', 'flag' or 'rule' of the linter, and its text by field, as in _WEIGHTS.
 
     Attributes:
         title: of a result: the page's headings.
@@ -395,7 +398,19 @@ def _entries(docs: Path | None, *, chinese: bool) -> list[Entry]:
     for target, line in links:
         if (entry := by_page.get(target) or by_page.get(target.partition("#")[0])) is not None:
             entry.add("links", line)
+    named = {entry.name: entry for entry in by_page.values()}
+    for name, questions in asked(chinese=chinese):
+        if name in named:  # the pages may be others than those of the package
+            named[name].add("asked", questions)
     return [*by_page.values(), *rows, *(_rule(rule, chinese=chinese) for rule in RULES)]
+
+
+def asked(*, chinese: bool) -> Iterator[tuple[str, str]]:
+    """The name of an entry, and questions that it answers, in one text."""
+    path = ASKED["zh" if chinese else "en"]
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, questions = line.partition("\t")
+        yield name, questions.replace("|", " ")
 
 
 def _rule(rule: "Rule", *, chinese: bool) -> Entry:
