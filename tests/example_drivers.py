@@ -146,6 +146,11 @@ DRIVERS: dict[str, Driver] = {
         " or bool(loss(torch.full((1, 2), 1e6), torch.tensor([1])) < 0)\n"
     ),
     "FLB458": Driver("loss(torch.full((1, 2), 1e3), torch.ones(1, 2))\n"),
+    "FLB459": Driver(
+        "work(0, 1)\n",
+        "import os\n\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='0')\n",
+        is_alone=True,
+    ),
     "FLB503": Driver("did = made.is_code_run_by(read, 'x.pt')\n"),
     "FLB504": Driver("read()\n"),
     "FLB505": _HUB,

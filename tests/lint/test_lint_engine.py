@@ -723,3 +723,70 @@ def test_weights_that_are_left_behind(text: str, expected: list[str]) -> None:
     assert [
         one.code for one in lint(text.encode(), RuleSet(RULES)) if "FLB449" < one.code < "FLB457"
     ] == expected
+
+
+_SPAWN = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+def work(gpu, args):
+    {line}
+mp.spawn(work, nprocs=2)
+"""
+_NAMES = "import torch\nfor {target} in net.{of}():\n    {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_SPAWN.format(line="dist.init_process_group('nccl')"), ["FLB459"]),
+        (_SPAWN.format(line="dist.init_process_group('nccl', 'env://', world_size=2)"), ["FLB459"]),
+        (_SPAWN.format(line="print(gpu); dist.init_process_group()"), ["FLB459"]),
+        (_SPAWN.format(line="dist.init_process_group('nccl', rank=gpu, world_size=2)"), []),
+        (_SPAWN.format(line="dist.init_process_group('nccl', 'tcp://host:1?rank=0')"), []),
+        (_SPAWN.format(line="dist.init_process_group('nccl', **args)"), []),
+        (_SPAWN.format(line="os.environ['RANK'] = gpu; dist.init_process_group()"), []),
+        (_SPAWN.format(line="prepare(gpu)\n    dist.init_process_group()"), []),
+        ("import torch.distributed as dist\ndist.init_process_group('nccl')", []),
+        (_NAMES.format(target="n, m", of="named_modules", line="o.add_module(n, m)"), ["FLB460"]),
+        (
+            _NAMES.format(target="x", of="named_modules", line="o.add_module(x[0], x[1])"),
+            ["FLB460"],
+        ),
+        (_NAMES.format(target="n, m", of="named_children", line="o.add_module(n, m)"), []),
+        (_NAMES.format(target="n, m", of="named_modules", line="o.add_module(str(m), m)"), []),
+        (
+            _NAMES.format(target="n, m", of="named_modules", line="'.' in n or o.add_module(n, m)"),
+            [],
+        ),
+        ("import torch\ny = torch.reshape(a, b, c)", ["FLB461"]),
+        ("import torch\ny = torch.flip(x, 0, 1)", ["FLB461"]),
+        ("import torch\ny = torch.reshape(a, (b, c))", []),
+        ("import torch\ny = torch.reshape(*a)", []),
+        ("import torch\ny = x.reshape(a, b, c)", []),
+    ],
+)
+def test_what_torch_refuses(text: str, expected: list[str]) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [("groups = [{'parameters': p}]", ["FLB402"]), ("groups = [{'parameters': p}] + more", [])],
+)
+def test_groups_that_have_a_name(head: str, expected: list[str]) -> None:
+    assert found(f"import torch\n{head}\ntorch.optim.SGD(groups, 0.1)") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("net = torch.load('net.pt', weights_only=True)", ["FLB507"]),
+        ("net = None", ["FLB507"]),
+        ("", ["FLB507"]),
+    ],
+)
+def test_what_a_model_becomes_later(line: str, expected: list[str]) -> None:
+    text = f"import torch\n{{}}\ntorch.save(net, 'net.pt')\n{line}\n"
+    assert found(text.format("net = torch.nn.Linear(2, 2)")) == expected
+    assert found(text.format("net = read()")) == []

@@ -10,25 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flambeau_lint.checked_file import Place, check
-from flambeau_lint.engine import RuleSet, choose
-from flambeau_lint.rules.catalog import RULES
-from flambeau_lint.versions import versions_for
+from flambeau_lint.engine import RuleSet
+from linted import places, rules
 
 FOLDER = Path(__file__).parent / "planted"
 BAD = sorted((FOLDER / "bad").glob("*.py"))
 CLEAN = sorted((FOLDER / "clean").glob("*.py"))
 WORD = re.compile(r"\w+")
-
-
-def rules(*, preview: bool) -> RuleSet:
-    return RuleSet(choose(RULES, versions_for("2.15"), preview=preview))
-
-
-def places(path: Path, among: RuleSet) -> tuple[Place, ...]:
-    checked = check(path.name, path.read_bytes(), among)
-    assert checked.problem == ""
-    return checked.places
 
 
 def is_found(path: Path, among: RuleSet) -> bool:

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau_lint.checked_file import Place, check
-from flambeau_lint.engine import RuleSet, choose
-from flambeau_lint.rules.catalog import RULES
-from flambeau_lint.versions import versions_for
+from linted import places, rules
 
 FOLDER = Path(__file__).parent / "planted_second"
 CLEAN = sorted((FOLDER / "clean").glob("*.py"))
@@ -28,13 +25,6 @@ def table(name: str) -> dict[str, dict[str, str]]:
 
 CASES = table("cases.tsv")
 FOUND = table("found.tsv")
-
-
-def places(name: str, *, preview: bool) -> tuple[Place, ...]:
-    among = RuleSet(choose(RULES, versions_for("2.15"), preview=preview))
-    checked = check(name, (FOLDER / name).read_bytes(), among)
-    assert checked.problem == ""
-    return checked.places
 
 
 def count(column: str, *words: str) -> int:
@@ -56,10 +46,10 @@ def test_what_is_found(name: str, preview: bool) -> None:
     row = FOUND[name]
     is_named = row["now"] == "default" or (preview and row["now"] == "preview")
     expected = {(row["code"], int(row["line"]))} if is_named else set()
-    named = {(place.code, place.line) for place in places(name, preview=preview)}
+    named = {(place.code, place.line) for place in places(FOLDER / name, rules(preview=preview))}
     assert {one for one in named if (name, one[0]) not in ALSO_RIGHT} == expected
 
 
-@pytest.mark.parametrize("name", [f"clean/{path.name}" for path in CLEAN])
-def test_nothing_is_said_of_clean_scripts(name: str) -> None:
-    assert places(name, preview=True) == ()
+@pytest.mark.parametrize("path", CLEAN, ids=lambda path: path.stem)
+def test_nothing_is_said_of_clean_scripts(path: Path) -> None:
+    assert places(path, rules(preview=True)) == ()

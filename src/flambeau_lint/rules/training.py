@@ -50,7 +50,10 @@ def _get_lr(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
 def _parameters_key(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """A group of an optimizer with 'parameters' for 'params'."""
     assert isinstance(node, ast.Call)
-    groups = node.args[0] if node.args else None
+    groups: Optional[ast.AST] = edits.argument(node, 0, "params")
+    if isinstance(groups, ast.Name):
+        values = program.values_of(groups)
+        groups = values[0] if len(values) == 1 else None
     for group in groups.elts if isinstance(groups, (ast.List, ast.Tuple)) else ():
         if not isinstance(group, ast.Dict):
             continue

@@ -251,7 +251,11 @@ def _whole_model(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
     if not isinstance(first, (ast.Name, ast.Attribute)):
         return
     values = program.values_of(first)
-    if values and all(_is_model(program, one) for one in values):
+    here = program.function_of(node)
+    before = [
+        one for one in values if one.lineno < node.lineno and program.function_of(one) is here
+    ]
+    if values and all(_is_model(program, one) for one in before or values):
         end = program.source.end_of(first)
         yield finding(program, rule, first, Fix((Edit(end, end, ".state_dict()"),), is_safe=False))
 

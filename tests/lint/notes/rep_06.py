@@ -1,0 +1,3 @@
+import torch
+
+torch.set_deterministic(True)  # here: FLB114
