@@ -7,6 +7,7 @@ output. It looks at Python files; notebooks and pages are for the command.
 import argparse
 import asyncio
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,11 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
-from flambeau_lint.engine import RuleSet, fix, lint
+from flambeau_lint.engine import RuleSet, apply, fix, lint
 from flambeau_lint.files import is_excluded
 from flambeau_lint.many_files import cache_folder, rules_of
 from flambeau_lint.reports import LEVELS, rule_page
-from flambeau_lint.rule import Finding
+from flambeau_lint.rule import Finding, Fix
 from flambeau_lint.rules.catalog import BY_CODE
 from flambeau_lint.selection import FolderSettings, jobs_for
 from flambeau_lint.settings import WrongUsage
@@ -30,6 +31,7 @@ from flambeau_lint.suppressions import add_noqa, without_silenced
 
 _NAME = "flambeau-lint"
 _FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.flambeau"
+_LONE_CR = re.compile(rb"\r(?!\n)")
 _QUIET_S = 0.2  # without a keystroke, before a file is read again; chosen
 _SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
@@ -82,7 +84,14 @@ class _Checked:
         return types.Position(line - 1, self.document.position_codec.client_num_units(before))
 
     def edits_to(self, new: bytes) -> list[types.TextEdit]:
-        """What makes the text another one, line by line, so that the cursor and marks stay where they are."""
+        """What makes the text another one, line by line, so that the cursor and marks stay where they are.
+
+        Where a CR stands alone, one edit of all of it: some editors do not count that as the end of a line.
+        They have fewer lines then, and take the end of this edit, behind their last, for that of the text.
+        """
+        if self._has_lone_cr:
+            everything = self.range_of(0, len(self.source.data))
+            return [types.TextEdit(everything, new.decode("utf-8"))]
         starts = [*self.source.starts, len(self.source.data)]
         new_lines = _lines(Source(new))
         changes = difflib.SequenceMatcher(None, _lines(self.source), new_lines).get_opcodes()
@@ -94,6 +103,18 @@ class _Checked:
             for kind, first, last, new_first, new_last in changes
             if kind != "equal"
         ]
+
+    def edits_of(self, found: Fix) -> list[types.TextEdit]:
+        """A fix as the editor makes it."""
+        if self._has_lone_cr:
+            return self.edits_to(apply(self.source.data, found.edits))
+        return [
+            types.TextEdit(self.range_of(edit.start, edit.end), edit.text) for edit in found.edits
+        ]
+
+    @cached_property
+    def _has_lone_cr(self) -> bool:
+        return _LONE_CR.search(self.source.data) is not None
 
     @cached_property
     def fix_all(self) -> list[types.TextEdit]:
@@ -229,11 +250,8 @@ def _fixes(
     found = []
     if one.fix is not None:
         doubt = "" if one.fix.is_safe else ", which may change what the program does"
-        edits = [
-            types.TextEdit(checked.range_of(edit.start, edit.end), edit.text)
-            for edit in one.fix.edits
-        ]
-        found.append((f"Fix {one.code} ({rule.name}){doubt}", edits, one.fix.is_safe))
+        title = f"Fix {one.code} ({rule.name}){doubt}"
+        found.append((title, checked.edits_of(one.fix), one.fix.is_safe))
     silenced = checked.edits_to(add_noqa(checked.source.data, [one]))
     found.append((f"Silence {one.code} in this line: # noqa", silenced, False))
     for title, edits, is_preferred in found:

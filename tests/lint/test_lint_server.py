@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,23 +109,25 @@ class Editor:
         found: list[dict[str, Any]] = self.ask("textDocument/codeAction", params)
         return found
 
-    def after(self, name: str, action: dict[str, Any]) -> str:
-        """The text with the edits of an action, whose columns count UTF-16."""
+    def after(self, name: str, action: dict[str, Any], *, ends: str = "\r\n|\r|\n") -> str:
+        """The text with the edits of an action, whose columns count UTF-16; `ends` is what ends a line."""
         text = self.texts[name]
         spans = []
         for edit in action["edit"]["changes"][self.uri(name)]:
-            start, end = (offset(text, edit["range"][side]) for side in ("start", "end"))
+            start, end = (offset(text, edit["range"][side], ends) for side in ("start", "end"))
             spans.append((start, end, edit["newText"]))
         for start, end, new in sorted(spans, reverse=True):
             text = text[:start] + new + text[end:]
         return text
 
 
-def offset(text: str, position: dict[str, int]) -> int:
-    lines = text.replace("\r\n", " \n").replace("\r", "\n").split("\n")
-    before = sum(len(line) + 1 for line in lines[: position["line"]])
-    units = lines[position["line"]].encode("utf-16-le")[: 2 * position["character"]]
-    return before + len(units.decode("utf-16-le"))
+def offset(text: str, position: dict[str, int], ends: str) -> int:
+    starts = [0, *(one.end() for one in re.finditer(ends, text))]
+    if position["line"] >= len(starts):
+        return len(text)  # as editors take what lies behind their last line
+    start = starts[position["line"]]
+    units = text[start:].encode("utf-16-le")[: 2 * position["character"]]
+    return start + len(units.decode("utf-16-le"))
 
 
 @pytest.fixture
@@ -206,6 +209,25 @@ def test_columns_count_utf_16(editor: Editor, end: str) -> None:
     fix, silence = editor.actions("a.py", found["range"], "quickfix")
     assert editor.after("a.py", fix) == text.replace("torch.ger", "torch.outer")
     assert editor.after("a.py", silence) == text.removesuffix(end) + f"  # noqa: FLB206{end}"
+
+
+@pytest.mark.parametrize("ends", ["\r\n|\r|\n", "\r\n|\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ry = torch.ger(a, b)\r",
+        "import torch\ry = torch.ger(a, b)",
+        "# 火\rimport torch\r\ny = torch.ger(a, b)\nz = 1\n",
+    ],
+)
+def test_a_cr_alone_ends_no_line_in_some_editors(editor: Editor, text: str, ends: str) -> None:
+    (found,) = editor.open("a.py", text)
+    fix, silence, every = editor.actions("a.py", found["range"])
+    expected = text.replace("torch.ger", "torch.outer")
+    assert editor.after("a.py", fix, ends=ends) == expected
+    assert editor.after("a.py", every, ends=ends) == expected
+    silenced = text.replace("(a, b)", "(a, b)  # noqa: FLB206")
+    assert editor.after("a.py", silence, ends=ends) == silenced
 
 
 def test_an_editor_that_counts_bytes(tmp_path: Path) -> None:
