@@ -747,6 +747,11 @@ _NAMES = "import torch\nfor {target} in net.{of}():\n    {line}\n"
         (_SPAWN.format(line="dist.init_process_group('nccl', **args)"), []),
         (_SPAWN.format(line="os.environ['RANK'] = gpu; dist.init_process_group()"), []),
         (_SPAWN.format(line="prepare(gpu)\n    dist.init_process_group()"), []),
+        (
+            "import helpers"
+            + _SPAWN.format(line="helpers.set(gpu)\n    dist.init_process_group()"),
+            [],
+        ),
         ("import torch.distributed as dist\ndist.init_process_group('nccl')", []),
         (_NAMES.format(target="n, m", of="named_modules", line="o.add_module(n, m)"), ["FLB460"]),
         (
@@ -775,7 +780,11 @@ def test_what_torch_refuses(text: str, expected: list[str]) -> None:
     [("groups = [{'parameters': p}]", ["FLB402"]), ("groups = [{'parameters': p}] + more", [])],
 )
 def test_groups_that_have_a_name(head: str, expected: list[str]) -> None:
-    assert found(f"import torch\n{head}\ntorch.optim.SGD(groups, 0.1)") == expected
+    text = f"import torch\n{head}\ntorch.optim.SGD(groups, 0.1)\n"
+    assert found(text) == expected
+    assert after(text) == (text.replace("parameters", "params") if expected else text)
+    read = text + "print(groups[0]['parameters'])\n"
+    assert after(read) == read
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.argument_rows import constant
 
 _BUILTINS = frozenset(dir(builtins))
+_SET_NO_RANK = ("torch", "numpy", "random", "time")
 
 
 def _no_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -28,7 +29,7 @@ def _no_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     if function is not None and _is_spawned(program, function):
         calls = [one for one in ast.walk(function) if isinstance(one, ast.Call)]
         before = [one.func for one in calls if one.lineno < node.lineno]
-        if all(program.dotted(one) or _is_builtin(program, one) for one in before):
+        if all(_sets_no_rank(program, one) for one in before):
             yield finding(program, rule, node)
 
 
@@ -41,8 +42,11 @@ def _is_spawned(program: Program, function: ast.AST) -> bool:
     return False
 
 
-def _is_builtin(program: Program, node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in _BUILTINS and not program.is_bound(node.id)
+def _sets_no_rank(program: Program, node: ast.expr) -> bool:
+    """Whether it is known what is called: a helper of another file may set the variables."""
+    if isinstance(node, ast.Name) and node.id in _BUILTINS and not program.is_bound(node.id):
+        return True
+    return program.dotted(node).partition(".")[0] in _SET_NO_RANK
 
 
 def _dotted_name(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

@@ -51,7 +51,9 @@ def _parameters_key(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
     """A group of an optimizer with 'parameters' for 'params'."""
     assert isinstance(node, ast.Call)
     groups: Optional[ast.AST] = edits.argument(node, 0, "params")
+    is_fixed = True
     if isinstance(groups, ast.Name):
+        is_fixed = len(program.loads[groups.id]) == 1  # others may read the key
         values = program.values_of(groups)
         groups = values[0] if len(values) == 1 else None
     for group in groups.elts if isinstance(groups, (ast.List, ast.Tuple)) else ():
@@ -60,7 +62,8 @@ def _parameters_key(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
         names = [constant(key) for key in group.keys if key is not None]
         for key in group.keys:
             if constant(key) == "parameters" and "params" not in names and key is not None:
-                yield finding(program, rule, key, Fix((edits.replace(program, key, "'params'"),)))
+                fix = Fix((edits.replace(program, key, "'params'"),)) if is_fixed else None
+                yield finding(program, rule, key, fix)
 
 
 def _load(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
