@@ -88,11 +88,12 @@ def test_only_trials_of_scripts_and_launched_processes_need_modules_of_unix(tmp_
 
 @pytest.mark.slow
 def test_a_model_is_trained_continued_and_used_without_unix(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
     for number, name in enumerate(("dark", "light")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for image in range(4):
-            level = 60 + 120 * number + 5 * image
-            Image.new("L", (28, 28), level).save(tmp_path / "photos" / name / f"{image}.png")
+            pixels = draw.integers(100 * number, 100 * number + 100, (28, 28), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{image}.png")
     commands = [
         ["train", "--out", "run", "--epochs", "1", "--subset", "0.02", "--workers", "0"],
         ["train", "--out", "run", "--extend", "1ep"],

@@ -160,11 +160,11 @@ class Index:
             top: at most so many.
             min_share: of the query's known part, by weight, in each result.
         """
+        query = _message_words(words)
         words = _missing_name(words) or words
         concepts = self._concepts(words)
         total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
-        query = _message_words(words)
         asked = {word for concept in concepts for part in concept.alternatives for word in part}
         weights = {word: self._weight_of[word] for word in asked}
         scored = []
@@ -306,7 +306,8 @@ def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
     line = lines[0] if lines else entry.line
     for text in lines:
         held = {word for word in _tokens(text) if word in weight_of}
-        if (points := sum(weight_of[word] for word in held)) > best:
+        # The sum of a set is rounded in no fixed order; of equal lines the first is taken.
+        if (points := sum(weight_of[word] for word in held)) > best + 1e-9:
             best, line = points, text
     return line
 

@@ -44,7 +44,7 @@ const flambeauSearch = (() => {
       const concepts = this.concepts(words);
       const total = sum(concepts.map((concept) => concept.weight));
       const phrase = split(words.toLowerCase()).join(" ");
-      const asked = this.messageWords(words);
+      const asked = this.messageWords(query);
       const found = [];
       this.entries.forEach((entry, number) => {
         const points = concepts.map((concept) => this.points(concept, number));
@@ -160,7 +160,7 @@ const flambeauSearch = (() => {
       for (const text of lines) {
         const held = new Set(this.tokens(text).filter((word) => known.has(word)));
         const points = sum([...held].map((word) => this.weightOf.get(word)));
-        if (points > best) [best, line] = [points, text];
+        if (points > best + 1e-9) [best, line] = [points, text];
       }
       return line;
     }
