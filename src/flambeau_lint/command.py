@@ -323,7 +323,7 @@ def _warn_of_comments(found: Sequence[Checked]) -> None:
             continue
         try:
             raw = Path(file.path).read_bytes()
-            if b"FLB" not in raw and b"flambeau:" not in raw:
+            if not any(word in raw.lower() for word in (b"flb", b"flambeau:")):
                 continue
             data, _, _ = decode(raw)
         except (OSError, Unreadable):

@@ -242,6 +242,7 @@ def test_unknown_codes_in_comments_are_named(capsys: pytest.CaptureFixture[str])
         ("# flambeau: ignore[ger]", "names ger, and there is no such rule"),
         ("# flambeau: ignore[FLB206, FLB20]", "names FLB20, and there is no such rule"),
         ("# noqa: E501, FLB20", "names FLB20, and there is no such rule"),
+        ("# noqa: flb20", "names FLB20, and there is no such rule"),
         ("# flambeau: ignore[FLB206]", ""),
         ("# noqa: flb206", ""),
         ("# noqa: E501, B101", ""),

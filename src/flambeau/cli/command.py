@@ -64,12 +64,8 @@ _EXIT_CODES = {
     "lint": {0: "nothing was found", 1: "something was found"},
     "env": {1: "--selftest: a device computes something wrong"},
 }
-_UNIX_ALONE = (
-    "fcntl",
-    "pwd",
-    "resource",
-    "termios",
-)  # modules of Python that other systems do not have
+# Modules of Python that Windows does not have.
+_UNIX_ALONE = "fcntl", "pwd", "resource", "termios"
 OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {
     0: "完成",
@@ -155,8 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _needs_unix(words: Sequence[str], module: str) -> str:
     return (
-        f"this needs Python's module {module}, which Windows does not have; run it in the Windows Subsystem "
-        f"for Linux: {shlex.join(['flambeau', *words])}"
+        f"this needs Python's module {module}, which Windows does not have\n"
+        f"Run it in the Windows Subsystem for Linux: {shlex.join(['flambeau', *words])}"
     )
 
 
