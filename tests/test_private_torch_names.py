@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "flambeau"
 PAGES = [ROOT / "docs" / language / "private_apis.md" for language in ("en", "zh")]
+
+
+WEIGHT = nn.Parameter(torch.ones(2, 2))
+ZEROS = torch.zeros(2, dtype=torch.long)
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -38,6 +43,15 @@ ATTRIBUTES: dict[str, Callable[[], Any]] = {  # of objects that torch makes, wit
     "torch.ops.aten.add.Tensor._schema": lambda: torch.ops.aten.add.Tensor,
     "torch.compile()._orig_mod": lambda: torch.compile(nn.Linear(1, 1)),
     "nn.Module.state_dict()._metadata": lambda: nn.Linear(1, 1).state_dict(),
+    "SoftmaxBackward0._saved_dim": lambda: (WEIGHT @ WEIGHT).softmax(1).grad_fn,
+    "ConvolutionBackward0._saved_input": lambda: (
+        F.conv2d(WEIGHT[None, None], WEIGHT[None, None]).grad_fn
+    ),
+    "AddmmBackward0._saved_mat1": lambda: F.linear(WEIGHT, WEIGHT, WEIGHT[0]).grad_fn,
+    "MmBackward0._saved_self": lambda: (WEIGHT @ WEIGHT).grad_fn,
+    "NllLossBackward0._saved_target": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
+    "NllLossBackward0._saved_weight": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
+    "Node._input_metadata": lambda: (WEIGHT @ WEIGHT).grad_fn,
     "iter(DataLoader)._workers_done_event": lambda: iter(DataLoader([1], num_workers=1)),  # type: ignore[arg-type]
     "iter(DataLoader)._workers_done_event._cond": lambda: (
         iter(DataLoader([1], num_workers=1))._workers_done_event  # type: ignore[arg-type,attr-defined]

@@ -24,8 +24,8 @@ SCORE = ROOT / "tools" / "docs_score.py"
 LANGUAGES = ("en", "zh")
 # What a reader types, and the first answer.
 QUERIES = [
-    ("en", "torch.cuda.amp", "recipes/amp_step"),
-    ("zh", "torch.cuda.amp", "recipes/amp_step"),
+    ("en", "torch.cuda.amp", "errors_and_old_names"),
+    ("zh", "torch.cuda.amp", "errors_and_old_names"),
     ("zh", "双线性池化", "training_tricks"),
     ("en", "does not require grad and does not have a grad_fn", "errors_and_old_names"),
     ("zh", "does not require grad and does not have a grad_fn", "errors_and_old_names"),

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.homophones import COMMON, FIRSTS, Homophones
+
 if TYPE_CHECKING:
     from flambeau_lint.rule import Rule
 
@@ -70,6 +72,7 @@ _SUFFIXES = (
     "y",
 )
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
+_DOTTED = re.compile(r"(?<!\w)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
@@ -145,6 +148,7 @@ class Index:
         self._weight_of = {
             word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
         }
+        self._homophones = Homophones({word: n for word, n in held.items() if is_chinese(word)})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -154,14 +158,15 @@ class Index:
     def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:
         """The matching entries, the best first; before all, those whose error message stands in the words.
 
-        A misspelt word counts as the nearest known one, an unknown one as nothing.
+        A misspelt word counts as the nearest known one, of the same sound in Chinese; an unknown one as
+        nothing.
 
         Args:
             top: at most so many.
             min_share: of the query's known part, by weight, in each result.
         """
         query = _message_words(words)
-        words = _missing_name(words) or words
+        words = self._homophones.corrected(_missing_name(words) or words)
         concepts = self._concepts(words)
         total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
@@ -232,10 +237,13 @@ def _stop_stems() -> frozenset[str]:
 
 
 def nearest_of(word: str, known: Iterable[str]) -> str | None:
-    """The known word for a misspelt one of at least four letters, if near."""
+    """The known word for a misspelt one of at least four letters, if near; the same letters swapped are."""
     if len(word) < 4 or len(word) > 40 or is_chinese(word):
         return None
-    near = difflib.get_close_matches(word, [one for one in known if one[0] == word[0]], 1, 0.8)
+    same_start = [one for one in known if one[0] == word[0]]
+    if swapped := [one for one in same_start if sorted(one) == sorted(word)]:
+        return min(swapped)
+    near = difflib.get_close_matches(word, same_start, 1, 0.8)
     return near[0] if near else None
 
 
@@ -330,9 +338,18 @@ def _plain_text(entry: Entry) -> str:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Stems of words, and pairs of Chinese characters; DataParallel also as two words."""
+    """Stems of words, and pairs of Chinese characters; DataParallel also as two words.
+
+    Names of code also as they stand: of nn.utils.clip_grad_norm_ the last part and the last two.
+    """
     for match in _WORD.finditer(text):
         yield from _tokens_of(match[0])
+    for match in _DOTTED.finditer(text):
+        parts = match[0].lower().split(".")
+        if len(parts) > 1:
+            yield ".".join(parts[-2:])
+        if "_" in parts[-1]:
+            yield parts[-1]
 
 
 @functools.cache  # only one of twenty words is new
@@ -366,6 +383,8 @@ def rules_of_search() -> dict[str, Any]:
             "stopWords": sorted(_STOP_WORDS),
             "chineseStop": _CHINESE_STOP.pattern,
             "suffixes": _SUFFIXES,
+            "firstOfSyllables": FIRSTS,
+            "commonPair": COMMON,
         },
     }
 

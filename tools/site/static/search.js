@@ -15,6 +15,16 @@ const flambeauSearch = (() => {
   const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
   const split = (text) => text.split(/\s+/).filter(Boolean);
 
+  /** The common characters of GB 2312, which it sorts by their sound, with their numbers. */
+  const COMMON_CHARACTERS = new Map();
+  const decoder = new TextDecoder("gb2312");
+  for (let high = 0xb0; high <= 0xd7; high++) {
+    for (let low = 0xa1; low <= 0xfe; low++) {
+      const one = decoder.decode(new Uint8Array([high, low]));
+      if (high * 256 + low <= 0xd7f9) COMMON_CHARACTERS.set(one, high * 256 + low);
+    }
+  }
+
   class Index {
     constructor({entries, synonyms, rules}) {
       this.rules = rules;
@@ -36,11 +46,19 @@ const flambeauSearch = (() => {
         [...new Set(fields.flatMap(([, counts]) => [...counts.keys()]))]));
       this.weightOf = new Map([...held].map(([word, number]) =>
         [word, Math.log(1 + entries.length / (number + 0.5))]));
+      this.firsts = [...rules.firstOfSyllables].map((one) => COMMON_CHARACTERS.get(one));
+      this.pairs = new Map([...held].filter(([word]) => isChinese(word)));
+      this.pairOf = new Map();
+      for (const [pair, number] of [...this.pairs].sort(([one, n], [other, m]) =>
+        m - n || (one < other ? -1 : 1))) {
+        const sounds = number >= rules.commonPair && pair.length === 2 && this.soundsOf(pair);
+        if (sounds && !this.pairOf.has(sounds)) this.pairOf.set(sounds, pair);
+      }
     }
 
     /** The best entries for a query: {entry, title, line}. */
     search(query, top) {
-      const words = this.missingName(query) ?? query;
+      const words = this.corrected(this.missingName(query) ?? query);
       const concepts = this.concepts(words);
       const total = sum(concepts.map((concept) => concept.weight));
       const phrase = split(words.toLowerCase()).join(" ");
@@ -82,7 +100,7 @@ const flambeauSearch = (() => {
     known(alternatives) {
       let kept = alternatives.filter((part) => part.every((word) => this.weightOf.has(word)));
       if (!kept.length && alternatives.length === 1) {
-        const near = nearest(alternatives[0].at(-1), this.weightOf.keys());
+        const near = nearest(alternatives[0].at(-1), [...this.weightOf.keys()]);
         kept = near === null ? [] : [[near]];
       }
       if (!kept.length) return null;
@@ -128,6 +146,36 @@ const flambeauSearch = (() => {
         found.push([...new Map(parts.map((part) => [part.join(" "), part])).values()]);
       }
       return [found, rest];
+    }
+
+    /** The text with pairs of characters that no entry has replaced by those of the same sound. */
+    corrected(text) {
+      for (;;) {
+        let best = null;
+        for (let start = 0; start < text.length - 1; start++) {
+          const pair = text.slice(start, start + 2);
+          const sounds = this.pairs.has(pair) ? null : this.soundsOf(pair);
+          const other = sounds && this.pairOf.get(sounds);
+          if (!other) continue;
+          const left = text.slice(Math.max(0, start - 1), start);
+          const right = text.slice(start + 2, start + 3);
+          if (this.knownPairs(left + other + right) <= this.knownPairs(left + pair + right)) continue;
+          if (!best || this.pairs.get(other) > this.pairs.get(best.other)) best = {start, other};
+        }
+        if (!best) return text;
+        text = text.slice(0, best.start) + best.other + text.slice(best.start + 2);
+      }
+    }
+
+    knownPairs(text) {
+      const starts = Array.from({length: Math.max(0, text.length - 1)}, (_, start) => start);
+      return starts.filter((start) => this.pairs.has(text.slice(start, start + 2))).length;
+    }
+
+    soundsOf(word) {
+      const places = [...word].map((one) => COMMON_CHARACTERS.get(one));
+      if (places.some((place) => place === undefined)) return null;
+      return places.map((place) => this.firsts.filter((first) => first <= place).length).join(" ");
     }
 
     missingName(words) {
@@ -181,10 +229,18 @@ const flambeauSearch = (() => {
     }
 
     tokens(text) {
-      return (text.match(/[A-Za-z0-9]+|[\u4e00-\u9fff]+/g) ?? []).flatMap((run) => {
+      const words = (text.match(/[A-Za-z0-9]+|[\u4e00-\u9fff]+/g) ?? []).flatMap((run) => {
         if (!this.runs.has(run)) this.runs.set(run, this.tokensOf(run));
         return this.runs.get(run);
       });
+      const names = (text.match(/(?<!\w)[A-Za-z]\w*(?:\.\w+)*/g) ?? []).flatMap((name) => {
+        const parts = name.toLowerCase().split(".");
+        return [
+          ...(parts.length > 1 ? [parts.slice(-2).join(".")] : []),
+          ...(parts.at(-1).includes("_") ? [parts.at(-1)] : []),
+        ];
+      });
+      return [...words, ...names];
     }
 
     tokensOf(run) {
@@ -208,6 +264,10 @@ const flambeauSearch = (() => {
   /** As difflib.get_close_matches(word, known, 1, 0.8), among words with the same first letter. */
   function nearest(word, known) {
     if (word.length < 4 || word.length > 40 || isChinese(word)) return null;
+    const letters = [...word].sort().join("");
+    const swapped = known.filter((one) => one[0] === word[0] && [...one].sort().join("") === letters);
+    swapped.sort();
+    if (swapped.length) return swapped[0];
     let best = null;
     let highest = 0.8;
     for (const one of known) {

@@ -15,6 +15,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
 from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
+from flambeau.run.loop.first_loss import suspicious_lines
 from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.model_state import SPARSE
 from flambeau.run.loop.progress_bar import ProgressBar
@@ -40,7 +41,7 @@ _NEW_GROUP = (
 
 @dataclass
 class TrainingStep:
-    """One step of a run. Nothing here waits for the device.
+    """One step of a run. Nothing here waits for the device, but in the first step.
 
     Attributes:
         sync: exchanges gradients; None in one process, where even empty calls would be felt in a step of 100
@@ -143,6 +144,9 @@ class TrainingStep:
             for group in state.optimizer.param_groups:
                 if group["params"] and group["params"][0].grad is not None:
                     raise RuntimeError(_SECOND_BACKWARD)
+            if state.step == 0:
+                for line in suspicious_lines(loss):
+                    self.progress.say_once(line)
         # The gradient must be the sum over shares; `sync` averages over ranks, and parts are added.
         averaged = 1 if self.sync is None else self.sync.averages_over
         try:
