@@ -5,18 +5,21 @@ An example shows a definition or a call as people write it; its driver makes it 
 
 import builtins
 import contextlib
+import http.server
 import inspect
 import multiprocessing
 import os
 import pickle
 import socket
+import ssl
 import struct
 import subprocess
 import sys
+import threading
 import urllib.error
 import warnings
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,7 +155,7 @@ DRIVERS: dict[str, Driver] = {
         is_alone=True,
     ),
     "FLB503": Driver("did = made.is_code_run_by(read, 'x.pt')\n"),
-    "FLB504": Driver("read()\n"),
+    "FLB504": Driver("did = made.is_replaced_on_the_way(read)\n"),
     "FLB505": _HUB,
     "FLB506": Driver("did = made.is_code_run_by(read, 'x.npy')\n"),
     "FLB604": Driver("out = torch.ones(2)\n"),
@@ -169,20 +172,19 @@ DRIVERS: dict[str, Driver] = {
 }
 """By the code of the rule; the examples of the others run as they stand."""
 
-_NO_GPU = "it needs a GPU"
+NO_GPU = "it needs a GPU"
 _APEX = "apex is compiled for one CUDA and one torch, and is in no registry"
 
 NOT_RUN: dict[str, dict[str, str]] = {
-    "FLB1110": {"good": _NO_GPU},
+    "FLB1110": {"good": NO_GPU},
     "FLB1111": {"good": "it needs a TPU"},
     "FLB1163": {"good": "DeepSpeed is compiled with a CUDA toolkit"},
-    "FLB1186": {"good": _NO_GPU},
+    "FLB1186": {"good": NO_GPU},
     **{f"FLB{number}": {"bad": _APEX} for number in (*range(177, 183), *range(2102, 2106))},
-    "FLB257": {"bad": _NO_GPU},
-    "FLB2114": {"bad": _NO_GPU, "good": _NO_GPU},
+    "FLB257": {"bad": NO_GPU},
+    "FLB2114": {"bad": NO_GPU, "good": NO_GPU},
     "FLB1196": {"bad": "torchtext has ended, and its newest needs torch 2.3"},
-    "FLB407": {"bad": _NO_GPU, "good": _NO_GPU},
-    "FLB504": dict.fromkeys(("bad", "good"), "it needs a server on the internet"),
+    "FLB407": {"bad": NO_GPU, "good": NO_GPU},
 }
 """The examples that cannot be run on a CPU, and why: the bad one, the good one."""
 
@@ -294,6 +296,68 @@ def is_code_run_by(read: Callable[..., Any], name: str) -> bool:
     with contextlib.suppress(ValueError, pickle.UnpicklingError):  # where it is refused
         read(name, *module)
     return Path("run").exists()
+
+
+def is_replaced_on_the_way(read: Callable[[], Any]) -> bool:
+    """Whether weights that somebody on the way has made are taken for those of the server."""
+    torch.save({"from": "the server"}, "true.pth")
+    torch.save({"from": "the way"}, "false.pth")
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=a.example -addext"
+    files = "subjectAltName=DNS:a.example", "-keyout", "key.pem", "-out", "cert.pem"
+    subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True)
+    os.environ.pop("no_proxy", None)
+    os.environ.pop("NO_PROXY", None)
+    with _proxy("true.pth") as address, mock.patch.dict(os.environ, SSL_CERT_FILE="cert.pem"):
+        assert _read_by(read, address) == {"from": "the server"}
+    with _proxy("false.pth") as address:
+        try:
+            return bool(_read_by(read, address) == {"from": "the way"})
+        except urllib.error.URLError as error:
+            assert isinstance(error.reason, ssl.SSLCertVerificationError)
+            return False
+
+
+def _read_by(read: Callable[[], Any], proxy: str) -> Any:
+    """What is downloaded through a proxy, and not found in a folder of torch.hub."""
+    torch.hub.set_dir(f"hub{proxy.rpartition(':')[2]}")
+    proxies = mock.patch.dict(os.environ, http_proxy=proxy, https_proxy=proxy)
+    with proxies, mock.patch("urllib.request._opener", None):  # which keeps its first proxy
+        return read()
+
+
+@contextlib.contextmanager
+def _proxy(file: str) -> Iterator[str]:
+    """Answers any request with a file, over TLS where the client asks for it; the key is in `key.pem`."""
+    answer = Path(file).read_bytes()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain("cert.pem", "key.pem")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def do_CONNECT(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.close_connection = True
+            with (
+                contextlib.suppress(ssl.SSLError),  # the client does not trust it, and hangs up
+                context.wrap_socket(self.connection, server_side=True) as channel,
+                channel.makefile("rb") as self.rfile,
+                channel.makefile("wb", 0) as self.wfile,
+            ):
+                self.handle_one_request()
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def hash_by_seed_0() -> int:

@@ -12,6 +12,8 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ import pytest
 import torch
 
 import example_drivers
-from example_drivers import AS_IT_STANDS, DRIVERS, NOT_RUN, Driver
+from example_drivers import AS_IT_STANDS, DRIVERS, NO_GPU, NOT_RUN, Driver
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE, RULES
 from flambeau_lint.versions import installed_versions, is_before
@@ -36,8 +38,10 @@ NOTICE = {"FLB249": ("2.13", "2.15"), "FLB250": ("2.13", "2.15")}
 # What the good one needs beside what it imports: a module, or a program.
 _ONNX = ("FLB192", "FLB193", "FLB194", "FLB195", "FLB2140", "FLB2141", "FLB2142")
 NEEDS_MODULE = dict.fromkeys(_ONNX, "onnxscript")
-NEEDS_PROGRAM = {"FLB1192": "ffmpeg", "FLB1195": "ffmpeg"}
+NEEDS_PROGRAM = {"FLB1192": "ffmpeg", "FLB1195": "ffmpeg", "FLB504": "openssl"}
 INSTALLED = installed_versions()
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 
 
 def is_installed(library: str) -> bool:
@@ -190,8 +194,45 @@ def test_what_the_rule_says(rule: Rule) -> None:
 def test_what_is_left_out_cannot_run(code: str) -> None:
     rule = BY_CODE[code]
     for side, reason in NOT_RUN[code].items():
+        if reason == NO_GPU and torch.cuda.is_available():
+            continue
         outcome = run_in(side, getattr(rule, side), DRIVERS.get(code, AS_IT_STANDS))
         assert outcome.error, f"{side} runs: {reason}"
+
+
+def run_in_new_python(text: str) -> "subprocess.CompletedProcess[str]":
+    """In a process in which CUDA has not started."""
+    words = [sys.executable, "-W", "always", "-c", text]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_gpu_types_of_tensors() -> None:
+    rule = BY_CODE["FLB2114"]
+    bad, good = (run_in_new_python(f"{text}print(out)\n") for text in (rule.bad, rule.good))
+    assert bad.stdout == good.stdout == "tensor([1., 2.], device='cuda:0')\n"
+    assert f"{rule.runs}: " in bad.stderr
+    assert good.stderr == ""
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_gpu_visible_devices() -> None:
+    """The good one can hide all of them, where there may be no second one to choose."""
+    rule = BY_CODE["FLB407"]
+    bad, good = (
+        run_in_new_python(text.replace("'1'", "''") + "print(torch.cuda.device_count())\n")
+        for text in (rule.bad, rule.good)
+    )
+    assert (bad.stdout, bad.stderr) == (f"{torch.cuda.device_count()}\n", "")
+    assert good.stdout == ""
+    assert "CUDA" in good.stderr.splitlines()[-1]
+
+
+def test_what_runs_nowhere_else_has_a_test_on_a_gpu() -> None:
+    sides = {code for code, reasons in NOT_RUN.items() if list(reasons.values()) == [NO_GPU] * 2}
+    assert sides == {"FLB2114", "FLB407"}
 
 
 def test_each_driver_is_of_a_rule() -> None:
