@@ -64,6 +64,10 @@ _RESET = Driver(
     "    reset()\n"
 )
 _HUB = Driver("did = made.questions_of(net)\n", "made.repository()\n")
+_FEW_CORES = Driver(
+    "",
+    "import warnings\nwarnings.filterwarnings('ignore', message='This DataLoader will create')\n",
+)
 _STEPS = "import torch\nx = torch.tensor([[3.0, 4.0]])\ny = torch.tensor([[9.0, -9.0]])\n"
 
 DRIVERS: dict[str, Driver] = {
@@ -154,6 +158,8 @@ DRIVERS: dict[str, Driver] = {
         "import os\n\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='0')\n",
         is_alone=True,
     ),
+    "FLB325": _FEW_CORES,
+    "FLB462": _FEW_CORES,
     "FLB503": Driver("did = made.is_code_run_by(read, 'x.pt')\n"),
     "FLB504": Driver("did = made.is_replaced_on_the_way(read)\n"),
     "FLB505": _HUB,

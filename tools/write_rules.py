@@ -30,7 +30,7 @@ def versions(rule: Rule) -> str:
     numbers = [one for one in (rule.deprecated, rule.removed or rule.changed) if one]
     library = "" if rule.library == "torch" or not numbers else f"{rule.library} "
     until = f" to {rule.until}" if rule.until else ""
-    return library + ", ".join(numbers) + until
+    return (library + ", ".join(numbers) + until).strip()
 
 
 def row(rule: Rule, language: str) -> str:

@@ -21,6 +21,7 @@ LEVELS = {
 """How much a kind matters, in the words of SARIF."""
 
 _APEX = ("parallel/from_apex_and_old_launchers.md",)
+_WORKERS = ("data_cookbook.md#workers-pinning-prefetch",)
 PAGES: Mapping[str, tuple[str, ...]] = {
     "FLB177": _APEX,
     "FLB178": _APEX,
@@ -28,6 +29,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "FLB180": _APEX,
     "FLB181": _APEX,
     "FLB182": _APEX,
+    "FLB325": _WORKERS,
     "FLB403": ("checkpoints.md#prefixes", "recipes/state_dict_prefixes.md"),
     "FLB404": ("models.md#logits-and-their-loss",),
     "FLB405": ("precision.md#autocast-and-the-scaler", "recipes/amp_step.md"),
@@ -36,6 +38,10 @@ PAGES: Mapping[str, tuple[str, ...]] = {
     "FLB419": ("training_tricks.md#gradient-accumulation",),
     "FLB420": ("schedules.md#order-of-the-calls",),
     "FLB438": ("recipes/state_dict_prefixes.md",),
+    "FLB459": ("parallel/processes.md#without-the-recipe",),
+    "FLB460": ("models.md#take-a-model-apart",),
+    "FLB461": ("tensors.md#shapes",),
+    "FLB462": _WORKERS,
     "FLB502": ("checkpoints.md#whole-model-pickles", "recipes/safe_pickle.md"),
     "FLB601": ("reproducibility.md#deterministic-algorithms", "recipes/determinism.md"),
 }

@@ -21,6 +21,7 @@ from flambeau_lint.rules import (
     training_steps,
     variables,
     vision_names,
+    worker_random,
 )
 
 _TABLES: Sequence[Sequence[Rule]] = (
@@ -40,6 +41,7 @@ _TABLES: Sequence[Sequence[Rule]] = (
     lightning.RULES,
     changed.RULES,
     image_channels.RULES,
+    worker_random.RULES,
 )
 
 
