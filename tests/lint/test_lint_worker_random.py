@@ -77,6 +77,13 @@ OF_OTHERS = {
             def __getitem__(self, index):
                 return np.random.default_rng(index).random()
         """,
+    "derives from itself": """
+        class Data(Other):
+            def __getitem__(self, index):
+                return np.random.rand()
+        class Other(Data):
+            pass
+        """,
     "calls itself": """
         def crop(depth):
             return np.random.rand() if depth else crop(depth + 1)

@@ -76,7 +76,8 @@ def _is_dataset(program: Program, node: ast.ClassDef) -> bool:
             return True
         found = program.bindings(base.id, base) if isinstance(base, ast.Name) else []
         above = found[0] if len(found) == 1 else None
-        if isinstance(above, ast.ClassDef) and above is not node and _is_dataset(program, above):
+        is_class = isinstance(above, ast.ClassDef) and above.lineno < node.lineno
+        if is_class and _is_dataset(program, above):  # type: ignore[arg-type]
             return True
     return False
 
@@ -89,20 +90,9 @@ _NOISE = (
 )
 _BAD = _NOISE % "torch.tensor(np.random.rand())"
 _GOOD = _NOISE % "torch.rand(())"
-_DRAWS = (
-    *("rand", "randn", "randint", "random", "random_sample", "choice", "permutation", "shuffle"),
-    *(
-        "uniform",
-        "normal",
-        "standard_normal",
-        "beta",
-        "binomial",
-        "exponential",
-        "gamma",
-        "poisson",
-    ),
-)
-_CALLS = tuple(f"numpy.random.{name}" for name in _DRAWS)
+_COMMON = ("rand", "randn", "randint", "random", "random_sample", "choice", "permutation")
+_OTHERS = ("shuffle", "uniform", "normal", "standard_normal", "beta", "binomial", "poisson")
+_CALLS = tuple(f"numpy.random.{name}" for name in (*_COMMON, *_OTHERS))
 
 RULES: list[Rule] = [
     Rule(
