@@ -347,6 +347,8 @@ def commands(language: str) -> Iterator[str]:
             json = "`--output-format json`"
         if (ROOT / "docs" / "en" / schema).is_file():
             json += f" ([schema]({schema}))"
+        if name == "lint":
+            json += "; `rule CODE` ([schema](../schemas/lint_rule.json))"
         listed = "; ".join(f"{code}: {text}" for code, text in sorted(codes.items()))
         yield f"| `{name}` | {what} | {listed} | {json} |"
 

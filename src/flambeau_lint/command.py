@@ -42,6 +42,7 @@ _EXCLUDE: Sequence[tuple[str, tuple[str, ...]]] = (
     ("--diff", ("--fix", "--add-noqa", "--statistics", "--output-format")),
     ("--add-noqa", ("--fix", "--statistics", "--output-format")),
     ("--statistics", ("--output-format",)),
+    ("--zh", ("--diff", "--add-noqa", "--statistics")),
 )
 _NEED: Sequence[tuple[str, tuple[str, ...]]] = (
     ("--unsafe-fixes", ("--fix", "--diff")),
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         WrongUsage: if they cannot be.
     """
     if arguments.paths[0] == "rule" and not Path("rule").exists():
-        return _show_rules(arguments.paths[1:])
+        return _show_rules(arguments)
     if arguments.server:
         return _serve(arguments)
     _refuse_contradictions(arguments)
@@ -197,13 +198,28 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(arguments, _version())
 
 
-def _show_rules(words: Sequence[str]) -> int:
+def _show_rules(arguments: argparse.Namespace) -> int:
+    words = arguments.paths[1:]
+    kind = arguments.output_format
     if not words:
         raise WrongUsage("rule: name a code, such as 'rule FLB101', or 'rule all'")
+    given = [
+        f"--output-format {kind}" if one == "--output-format" else one for one in _given(arguments)
+    ]
+    names = {flag: flag[2:].replace("-", "_") for flag, *_ in _LISTS}
+    names |= {"--target": "target", "--from": "since"}
+    given += [flag for flag, name in names.items() if getattr(arguments, name)]
+    for flag in given:
+        if flag != "--output-format json":
+            raise WrongUsage(
+                f"{flag} has no effect on 'rule', which takes --output-format json alone"
+            )
     refuse_unknown(words)
-    for rule in RULES:
-        if is_selected(rule, words):
-            _print_text(reports.rule_page(rule))
+    rules = [rule for rule in RULES if is_selected(rule, words)]
+    if kind == "json":
+        _print_text(reports.rules_as_json(rules) + "\n")
+    else:
+        _print_text("".join(map(reports.rule_page, rules)))
     return 0
 
 
@@ -301,6 +317,7 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
         if file.problem and arguments.output_format != "json":
             _say(f"{reports.printable(file.path)}: not linted: {file.problem}")
     _warn_of_comments(found)
+    found = reports.in_chinese(found) if arguments.zh else found
     if arguments.statistics:
         _print_text("".join(f"{line}\n" for line in reports.statistics(found)))
     elif arguments.output_format == "json":
@@ -312,7 +329,7 @@ def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
     elif arguments.output_format == "github":
         _print_text("".join(f"{line}\n" for line in reports.github_lines(found)))
     else:
-        lines = reports.text_lines(found, chinese=arguments.zh)
+        lines = reports.text_lines(found)
         _print_text("".join(f"{line}\n" for line in lines))
         _print_text(reports.summary(found, chinese=arguments.zh) + "\n")
 

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -53,13 +54,22 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def text_lines(found: Sequence[Checked], *, chinese: bool) -> Iterator[str]:
+def in_chinese(found: Sequence[Checked]) -> list[Checked]:
+    """The same with Chinese messages."""
+    return [
+        replace(
+            file, places=tuple(replace(one, message=BY_CODE[one.code].zh) for one in file.places)
+        )
+        for file in found
+    ]
+
+
+def text_lines(found: Sequence[Checked]) -> Iterator[str]:
     """`path:line:column: CODE message`; [*] has a fix, [?] has one that is not safe."""
     for file in found:
         for place in file.places:
             mark = {"safe": " [*]", "unsafe": " [?]"}.get(place.fix, "")
-            message = BY_CODE[place.code].zh if chinese else place.message
-            yield f"{where(file.path, place)}: {place.code}{mark} {message}"
+            yield f"{where(file.path, place)}: {place.code}{mark} {place.message}"
 
 
 def where(path: str, place: Place) -> str:
@@ -178,6 +188,33 @@ def rule_page(rule: Rule) -> str:
             "\n".join(["More:\n", *(f"    flambeau recipes page {page}" for page in pages)])
         )
     return "\n\n".join(parts) + "\n"
+
+
+def rules_as_json(rules: Sequence[Rule]) -> str:
+    """A list with one object per rule: what its page says."""
+    rows = [
+        {
+            "code": rule.code,
+            "name": rule.name,
+            "kind": rule.kind,
+            "library": rule.library,
+            "deprecated": rule.deprecated or None,
+            "removed": rule.removed or None,
+            "changed": rule.changed or None,
+            "until": rule.until or None,
+            "preview": rule.preview,
+            "fix": None if rule.fix == "none" else rule.fix,
+            "sure": rule.sure,
+            "en": rule.en,
+            "zh": rule.zh,
+            "why": rule.why or None,
+            "bad": rule.bad,
+            "good": rule.good,
+            "pages": list(PAGES.get(rule.code, ())),
+        }
+        for rule in rules
+    ]
+    return json.dumps(rows, indent=1)
 
 
 def _indented(code: str) -> str:

@@ -17,7 +17,7 @@ import flambeau_lint
 from flambeau.cli.command import main as flambeau
 from flambeau_lint import many_files
 from flambeau_lint.command import main
-from flambeau_lint.rules.catalog import RULES
+from flambeau_lint.rules.catalog import BY_CODE, RULES
 
 OLD = "import torch\ny = torch.ger(a, b)\n"
 NEW = "import torch\ny = torch.outer(a, b)\n"
@@ -80,6 +80,12 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--diff", "--add-noqa", "a.py"], "--diff and --add-noqa exclude each other"),
         (["--add-noqa", "--fix", "a.py"], "--add-noqa and --fix exclude each other"),
         (["--statistics", "--output-format", "json", "a.py"], "exclude each other"),
+        (["--zh", "--diff", "a.py"], "--zh and --diff exclude each other"),
+        (["rule", "FLB187", "--fix"], "--fix has no effect on 'rule'"),
+        (["rule", "FLB187", "--jobs", "2"], "--jobs has no effect on 'rule'"),
+        (["rule", "FLB187", "--select", "FLB1"], "--select has no effect on 'rule'"),
+        (["rule", "FLB187", "--from", "1.8"], "--from has no effect on 'rule'"),
+        (["rule", "FLB187", "--output-format", "sarif"], "--output-format sarif has no effect"),
         (["--jobs", "-1", "a.py"], "--jobs -1: must be a number of processes"),
         (["--from", "2.15", "--target", "1.8", "a.py"], "--from 2.15 is newer than --target 1.8"),
     ],
@@ -100,6 +106,28 @@ def test_pages_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rule", "all"]) == 0
     page = capsys.readouterr().out
     assert all(f"{rule.code} {rule.name}\n" in page for rule in RULES)
+
+
+def test_rules_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = Path(__file__).parents[2] / "docs" / "schemas" / "lint_rule.json"
+    assert main(["rule", "all", "--output-format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(rows)
+    assert [row["code"] for row in rows] == list(BY_CODE)
+    assert main(["rule", "FLB405", "--output-format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row == {**row, "name": "clip-of-scaled-gradients", "removed": None, "fix": None}
+    assert row["pages"] == ["precision.md#autocast-and-the-scaler", "recipes/amp_step.md"]
+
+
+@pytest.mark.parametrize("kind", ["json", "sarif", "github"])
+def test_messages_for_programs_in_chinese(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    Path("a.py").write_text(OLD)
+    assert lint("--zh", "--output-format", kind, "a.py") == 1
+    written = capsys.readouterr().out
+    assert "已弃用" in (
+        written if kind == "github" else json.dumps(json.loads(written), ensure_ascii=False)
+    )
 
 
 def test_versions_choose_rules() -> None:
