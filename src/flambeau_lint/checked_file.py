@@ -43,7 +43,8 @@ class Checked:
 
     path: str
     places: tuple[Place, ...] = ()
-    problem: str = ""  # why it could not be read
+    problem: str = ""  # why nothing is said of it
+    is_lost: bool = False  # the file could not be read at all
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))  # ASCII: a name of a file may be no text

@@ -104,8 +104,9 @@ def main(words: Optional[Sequence[str]] = None) -> int:
     except BrokenPipeError:  # the reader has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk
-        _say(f"flambeau-lint: {error.strerror or error}")
+    except OSError as error:  # a full disk, a folder that is closed
+        where = f"{reports.printable(error.filename)}: " if isinstance(error.filename, str) else ""
+        _say(f"flambeau-lint: {where}{error.strerror or error}")
         return 2
     except KeyboardInterrupt:
         _say("flambeau-lint: interrupted")
@@ -133,7 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = list(check_files(jobs, jobs_at_once=arguments.jobs, cache=cache))
     _print(found, arguments)
     is_found = any(file.places for file in found) and not arguments.exit_zero
-    return left or int(is_found)
+    is_lost = any(file.is_lost for file in found)
+    return left or (2 if is_lost else int(is_found))
 
 
 def _given(arguments: argparse.Namespace) -> list[str]:
@@ -226,30 +228,61 @@ def _show_rules(arguments: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- writing
 
 
-def _changes(jobs: Sequence[Job], *, unsafe: bool) -> Iterator[tuple[str, bytes, bytes, int]]:
-    """(path, old bytes, new bytes, fixes) of each file that has any."""
+def _changes(
+    jobs: Sequence[Job], failed: dict[str, Exception], *, unsafe: bool
+) -> Iterator[tuple[str, bytes, bytes, int]]:
+    """(path, old bytes, new bytes, fixes) of each file that has any; `failed` gets those that cannot be."""
     for job in jobs:
         try:
             raw = Path(job.path).read_bytes()
             new, count = fixed(job.path, raw, rules_of(job.codes), unsafe=unsafe)
-        except (OSError, Unreadable):
-            continue  # the check of the files says it
+        except (OSError, Unreadable) as error:
+            failed[job.path] = error
+            continue
         if new != raw:
             yield job.path, raw, new, count
 
 
+def _say_failed(failed: dict[str, Exception]) -> int:
+    """2 if some could not be read at all."""
+    for path, error in failed.items():
+        _say_problem(path, getattr(error, "strerror", "") or str(error))
+    return 2 if any(isinstance(error, OSError) for error in failed.values()) else 0
+
+
+def _say_problem(path: str, problem: str) -> None:
+    _say(f"{reports.printable(path)}: not linted: {problem}")
+
+
 def _fix(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
-    """Write what the fixes make of the files; 2 if some are refused."""
-    changes = list(_changes(jobs, unsafe=arguments.unsafe_fixes))
-    refused = _refused([path for path, *_ in changes], arguments)
-    count = 0
-    for path, old, new, made in changes:
-        if path not in refused:
-            write(path, old, new)
-            count += made
+    """Write what the fixes make of the files; 2 if some are not written."""
+    changes = list(_changes(jobs, {}, unsafe=arguments.unsafe_fixes))  # the check says what failed
+    written, code = _write_all([change[:3] for change in changes], arguments)
+    count = sum(made for path, _, _, made in changes if path in written)
     if count:
-        _say(f"{count} fixed in {len(changes) - len(refused)} files")
-    return 2 if refused else 0
+        _say(f"{count} fixed in {_files(len(written))}")
+    return code
+
+
+def _write_all(
+    changes: Sequence[tuple[str, bytes, bytes]], arguments: argparse.Namespace
+) -> tuple[set[str], int]:
+    """The paths that are written, and 2 if some are not."""
+    refused = _refused([path for path, *_ in changes], arguments)
+    written = set()
+    for path, old, new in changes:
+        if path in refused:
+            continue
+        try:
+            write(path, old, new)
+            written.add(path)
+        except WrongUsage as error:
+            _say(reports.printable(str(error)))
+    return written, 2 if len(written) < len(changes) else 0
+
+
+def _files(count: int) -> str:
+    return f"{count} {'file' if count == 1 else 'files'}"
 
 
 def _refused(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
@@ -263,13 +296,14 @@ def _refused(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, s
 
 def _diff(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
     is_any = False
-    for path, old, new, _ in _changes(jobs, unsafe=arguments.unsafe_fixes):
+    failed: dict[str, Exception] = {}
+    for path, old, new, _ in _changes(jobs, failed, unsafe=arguments.unsafe_fixes):
         is_any = True
         before, after = (_lines(one, path) for one in (old, new))
         name = reports.printable(path)
         for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
             _print_text(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
-    return int(is_any and not arguments.exit_zero)
+    return _say_failed(failed) or int(is_any and not arguments.exit_zero)
 
 
 def _lines(raw: bytes, path: str) -> list[str]:
@@ -288,25 +322,24 @@ def _add_noqa(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
     from flambeau_lint.suppressions import without_silenced
 
     changes = []
+    failed: dict[str, Exception] = {}
     scripts = [job for job in jobs if is_python(Path(job.path))]
     for job in scripts:
         try:
             raw = Path(job.path).read_bytes()
             data, encoding, mark = decode(raw)
             found = without_silenced(data, lint(data, rules_of(job.codes)))
-        except (OSError, Unreadable):
+        except (OSError, Unreadable) as error:
+            failed[job.path] = error
             continue
         new = encode(add_noqa(data, found), encoding, mark) if found else raw
         if new != raw:
             changes.append((job.path, raw, new))
-    refused = _refused([path for path, *_ in changes], arguments)
-    for path, old, new in changes:
-        if path not in refused:
-            write(path, old, new)
+    written, code = _write_all(changes, arguments)
     others = len(jobs) - len(scripts)
     left = f"; {others} notebooks and pages left as they are" if others else ""
-    _say(f"{len(changes) - len(refused)} files written{left}")
-    return 2 if refused else 0
+    _say(f"{_files(len(written))} written{left}")
+    return _say_failed(failed) or code
 
 
 # ---------------------------------------------------------------- printing
@@ -315,7 +348,7 @@ def _add_noqa(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
 def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
     for file in found:
         if file.problem and arguments.output_format != "json":
-            _say(f"{reports.printable(file.path)}: not linted: {file.problem}")
+            _say_problem(file.path, file.problem)
     _warn_of_comments(found)
     found = reports.in_chinese(found) if arguments.zh else found
     if arguments.statistics:

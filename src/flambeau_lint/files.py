@@ -28,7 +28,7 @@ def find_files(paths: Sequence[str], settings: Settings, *, force_exclude: bool)
     """The files below some paths, each once, in order; a file that is named is taken whatever it is called.
 
     Raises:
-        WrongUsage: if a path does not exist.
+        WrongUsage: if a path does not exist, or a folder cannot be read.
     """
     found: dict[str, None] = {}
     for text in paths:
@@ -48,14 +48,14 @@ def is_excluded(path: Path, settings: Settings) -> bool:
 
 
 def _below(folder: Path, settings: Settings) -> Iterator[str]:
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".")
             and name not in _LEFT_OUT
             and not is_excluded(Path(place, name), settings)
-            and not Path(place, name, "pyvenv.cfg").exists()
+            and not os.access(Path(place, name, "pyvenv.cfg"), os.F_OK)
         )
         for name in sorted(names):
             path = Path(place, name)
@@ -65,6 +65,10 @@ def _below(folder: Path, settings: Settings) -> Iterator[str]:
                 and not is_excluded(path, settings)
             ):
                 yield str(path)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise WrongUsage(f"{error.filename}: {error.strerror}; --exclude leaves it out")
 
 
 def own_libraries(path: str) -> frozenset[str]:
@@ -181,11 +185,13 @@ def write(path: str, old: bytes, new: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(mode & 0o7777)
         if place.read_bytes() != old:
-            raise WrongUsage(f"{path}: another program has changed it meanwhile; run this again")
+            raise WrongUsage(
+                f"{path} is not written: another program has changed it meanwhile; run this again"
+            )
         Path(temporary).replace(place)
         temporary = ""
     except OSError as error:
-        raise WrongUsage(f"{path}: {error.strerror or error}") from None
+        raise WrongUsage(f"{path} is not written: {error.strerror or error}") from None
     finally:
         if temporary:
             Path(temporary).unlink()

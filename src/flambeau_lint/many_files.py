@@ -59,7 +59,7 @@ def _check(work: tuple[Job, str]) -> Checked:
     try:
         raw = Path(job.path).read_bytes()
     except OSError as error:
-        return Checked(job.path, problem=error.strerror or str(error))
+        return Checked(job.path, problem=error.strerror or str(error), is_lost=True)
     place = _place(cache, raw, job) if cache else None
     known = _known(place) if place else None
     if known is not None:

@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_fixes_are_written_where_git_keeps_the_old(capsys: pytest.CaptureFixture
     assert lint("--fix", "a.py") == 0
     assert path.read_text() == NEW
     assert stat.S_IMODE(path.stat().st_mode) == 0o751
-    assert "1 fixed in 1 files" in capsys.readouterr().err
+    assert "1 fixed in 1 file\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("state", ["changed", "staged", "untracked", "ignored", "outside"])
@@ -340,7 +341,76 @@ def test_add_noqa_says_what_it_leaves(capsys: pytest.CaptureFixture[str]) -> Non
     Path("a.md").write_text(f"```python\n{OLD}```\n")
     assert lint("--add-noqa", "--allow-dirty", ".") == 0
     said = capsys.readouterr().err
-    assert "1 files written; 1 notebooks and pages left as they are" in said
+    assert "1 file written; 1 notebooks and pages left as they are" in said
+
+
+def close(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Files that nobody may read, and folders in which nobody may write: also for root, who may all."""
+    read = Path.read_bytes
+    make = tempfile.mkstemp
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name in names:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    def mkstemp(*, dir: Path, prefix: str = "") -> tuple[int, str]:
+        if dir.name in names:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return make(dir=dir, prefix=prefix)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--exit-zero"], ["--diff"], ["--add-noqa", "--allow-dirty"]]
+)
+def test_files_that_cannot_be_read(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said, and none the less the others are looked at; what was not looked at is not clean."""
+    Path("a.py").write_text(OLD)
+    Path("b.py").write_text(OLD)
+    Path("c.py").write_text("import torch\nprint 1\n")
+    close(monkeypatch, "a.py")
+    assert lint(*words, "--no-cache", ".") == 2
+    said = capsys.readouterr()
+    assert "a.py: not linted: Permission denied\n" in said.err
+    assert "c.py: not linted: line 2 is Python 2" in said.err
+    assert "b.py" in said.out or "# noqa" in Path("b.py").read_text()
+
+
+@pytest.mark.parametrize("verb", ["--fix", "--add-noqa"])
+def test_a_file_that_cannot_be_written(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are."""
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "x.py").write_text(OLD)
+    close(monkeypatch, "a")
+    assert lint(verb, "--allow-dirty", ".") == 2
+    assert "a/x.py is not written: Permission denied\n" in capsys.readouterr().err
+    assert [Path(one, "x.py").read_text() == OLD for one in "ab"] == [True, False]
+
+
+def test_a_folder_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("closed").mkdir()
+    Path("a.py").write_text(OLD)
+    scan = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        if f"{folder}".endswith("closed"):
+            raise PermissionError(13, "Permission denied", f"{folder}")
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert lint(".") == 2
+    assert "closed: Permission denied; --exclude leaves it out\n" in capsys.readouterr().err
+    assert lint("--exclude", "closed", ".") == 1
 
 
 def test_add_noqa_silences_all() -> None:
