@@ -130,12 +130,18 @@ _PYTHON_2 = re.compile(
     r"^\s*print\s+[^(=\s]|^\s*print\s*>>|^\s*except\s+[\w.()]+\s*,\s*\w+\s*:|^\s*exec\s+['\"\w]"
     r"|^\s*raise\s+\w+\s*,|\b0[0-7]+\b|\d[lL]\b|<>|`|\bur['\"]|\bprint\s+['\"]"
 )
+# `except ValueError, OSError:` of Python 3.14; Python 2 has the name of a variable there, such as `e`.
+_PYTHON_3_14 = re.compile(
+    r"^\s*except\*?\s+[\w.]+\s*,\s*([\w.]*\b[A-Z]\w+|[\w.]+(\s*,\s*[\w.]+)+)\s*:"
+)
 
 
 def _is_python_2(error: SyntaxError, data: bytes) -> bool:
     lines = data.decode("utf-8").splitlines()
     number = (error.lineno or 1) - 1
     message = error.msg or ""
+    if any(_PYTHON_3_14.search(line) for line in lines[number : number + 1]):
+        return False
     if "Missing parentheses in call to" in message or "multiple exception types" in message:
         return True
     return any(_PYTHON_2.search(line) for line in lines[number : number + 1])

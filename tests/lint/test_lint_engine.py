@@ -1,6 +1,7 @@
 """Names are resolved or nothing is said; fixes keep every other byte."""
 
 import codecs
+import sys
 import textwrap
 
 import pytest
@@ -339,6 +340,21 @@ def test_positions_in_f_strings_are_not_trusted() -> None:
 )
 def test_python_2_is_named(text: str) -> None:
     assert "is Python 2" in check("a.py", text.encode(), ALL).problem
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it is read there")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    pass\nexcept ValueError, OSError:\n    pass\n",
+        "try:\n    pass\nexcept KeyError, socket.timeout, http.ClientError:\n    pass\n",
+        "try:\n    pass\nexcept* ValueError, OSError:\n    pass\n",
+        "x = t'{torch.ger(a, b)}'\n",
+    ],
+)
+def test_python_3_14_is_not_taken_for_python_2(text: str) -> None:
+    problem = check("a.py", f"import torch\n{text}".encode(), ALL).problem
+    assert "cannot be parsed by Python 3." in problem
 
 
 def test_what_cannot_be_read_is_no_crash() -> None:
