@@ -257,6 +257,14 @@ ELSEWHERE = {
     "Connection closed by peer": "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed "
     "by peer [127.0.0.1]:4711",
     "torch._dynamo hit": "torch._dynamo hit config.recompile_limit (8)\n   function: 'f' (a.py:3)",
+    "np.Inf was removed": "AttributeError: `np.Inf` was removed in the NumPy 2.0 release. Use `np.inf` "
+    "instead.",
+    "np.float_ was removed": "AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use "
+    "`np.float64` instead.",
+    "module 'numpy' has no attribute 'product'": "AttributeError: module 'numpy' has no attribute 'product'",
+    "module 'PIL.Image' has": "AttributeError: module 'PIL.Image' has no attribute 'ANTIALIAS'",
+    "'ImageDraw' object": "AttributeError: 'ImageDraw' object has no attribute 'textsize'",
+    "'FreeTypeFont' object": "AttributeError: 'FreeTypeFont' object has no attribute 'getsize'",
     "got an unexpected keyword": "TypeError: zeros() got an unexpected keyword argument 'names'",
 }
 
