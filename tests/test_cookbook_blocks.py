@@ -105,6 +105,14 @@ def test_the_training_in_cpp_is_compiled_and_learns(tmp_path: Path) -> None:
     assert (tmp_path / "net.pt").stat().st_size > 0
 
 
+def test_the_pipeline_of_dali_runs_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia.dali", reason="pip install nvidia-dali-cuda130")
+    blocks = read(cookbook_pages()["data_cookbook.md"]).blocks
+    (pipeline,) = [block for block in blocks if "nvidia.dali" in block.source]
+    assert shown(pipeline)
+    assert what_is_wrong(pipeline, tmp_path) is None
+
+
 @pytest.mark.parametrize("name", cookbook_pages())
 def test_most_blocks_show_a_result(name: str) -> None:
     blocks = python_blocks(cookbook_pages()[name])
