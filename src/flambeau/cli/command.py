@@ -342,6 +342,9 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
     if _is_for_programs(words):
         error, _, hint = message.partition("\n")
+        if error.endswith(":"):  # what follows says what happened, not what to do
+            error = message
+            hint = ""
         hint = hint or " ".join(["flambeau", *(words[:1] if words[0] in VERBS else ()), "--help"])
         print_json([{"error": error, "hint": hint, "exit_code": exit_code}], file=sys.stderr)
     else:

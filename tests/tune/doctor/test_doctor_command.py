@@ -216,6 +216,23 @@ def test_wrong_input(
     assert Path("mine.html").read_text() == "<p>mine</p>"
 
 
+@pytest.mark.parametrize("words", ["doctor --no-trials", "doctor --learning"])
+def test_an_error_for_programs_is_the_last_line_behind_what_was_said(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('reading')\nraise SystemExit('no photos')\n")
+    assert main([*words.split(), "--json", "--", sys.executable, "train.py"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    *progress, last = said.err.splitlines()
+    assert progress
+    error = json.loads(last)
+    assert error["error"].endswith("it said last:\nreading\nno photos")
+    assert error["hint"] == f"flambeau {words.split()[0]} --help"
+    assert error["exit_code"] == 2
+
+
 def test_a_script_without_the_dashes_is_told_how_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
