@@ -561,6 +561,8 @@ def differences(expected: Path, actual: Path) -> list[str]:
     names, newest = ({p.name for p in run.iterdir()} for run in runs), map(newest_step, runs)
     found += compare("files", *map(sorted, names)) + compare("newest checkpoint", *newest)
     for name in ("model.safetensors", "result.json", "dataset.json"):
+        if name == "dataset.json" and not (expected / name).exists():
+            continue  # a loop with `Run` has none
         found += compare(name, *((run / name).read_bytes() for run in runs))
     configs = (tomllib.loads((run / "config.toml").read_text()) for run in runs)
     of_run = ({k: v for k, v in config.items() if k not in ELSEWHERE} for config in configs)

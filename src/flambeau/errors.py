@@ -154,6 +154,53 @@ def disk_failure(error: BaseException, number: int) -> str:
     return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
 
 
+_SHORTAGES = (
+    (
+        r"Too many open files|received 0 items of ancdata",
+        "too many open files",
+        "raise the limit (`ulimit -n`) or use fewer workers",
+    ),
+    (
+        r"can't start new thread|Resource temporarily unavailable|pthread_create",
+        "no further process or thread may be started",
+        "raise the limit (`ulimit -u`, or that of the container) or use fewer workers",
+    ),
+    (
+        r"[Cc]an(no|')t allocate memory|failed to map segment|bad_alloc|Unable to allocate|out of memory",
+        "memory has run out",
+        "raise the limit (`ulimit -v`, `ulimit -d`, or that of the container) or use fewer workers",
+    ),
+)
+"""What Python and libraries say of a limit of the system, what it is, and what to do."""
+
+
+def shortage(error: BaseException) -> str | None:
+    """A sentence about a limit of the system that an error tells of in other words than a disk's; else None.
+
+    Example:
+        >>> shortage(RuntimeError("can't start new thread")).partition(";")[0]
+        'no further process or thread may be started'
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return None
+    text = "out of memory" if isinstance(error, MemoryError) else f"{error}"
+    for said, what, remedy in _SHORTAGES:
+        if re.search(said, text):
+            return f"{what}; {remedy}, and run the command again"
+    return None
+
+
+@contextlib.contextmanager
+def naming_shortage(what: str) -> Iterator[None]:
+    """Turn an error inside that tells of a limit of the system into an InputError that names it."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        if (lacking := shortage(error)) is None:
+            raise
+        raise InputError(f"{what}: {lacking}") from error
+
+
 def _is_of_shared_memory(file: object) -> bool:
     """Whether it is shared memory that is full: semaphores and the like have no file name to say so."""
     if file is not None:
@@ -168,6 +215,8 @@ def disk_remedy(number: int | None) -> str | None:
     """What to do about an error of the disk; None if its name says it."""
     if number in _LIMIT_ERRNOS:
         return "raise the limit (`ulimit -n`) or use fewer workers"
+    if number == errno.EFBIG:
+        return "raise the limit (`ulimit -f`) or use a disk that takes larger files"
     if number in _NETWORK_ERRNOS:
         return "see that the server of that disk answers"
     return None

@@ -873,6 +873,7 @@ def test_a_disk_that_takes_no_file(
         (errno.EIO, "fix that"),
         (errno.EBUSY, "fix that"),
         (errno.EMFILE, "raise the limit (`ulimit -n`) or use fewer workers"),
+        (errno.EFBIG, "raise the limit (`ulimit -f`)"),
         (errno.ESTALE, "see that the server of that disk answers"),
     ],
 )
@@ -921,6 +922,32 @@ def test_no_answer_of_a_disk_is_a_bug(
 
         monkeypatch.setattr("flambeau.cli.verify.run", failing)
         refused(flambeau("verify weights.pt"), "weights.pt", "run the command again")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "memory has run out; raise the limit (`ulimit -v`"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "memory has run out"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory has run"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "memory has run out"),
+        (RuntimeError("can't start new thread"), "no further process or thread may be started; raise"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "(`ulimit -u`"),
+        (RuntimeError("received 0 items of ancdata"), "too many open files; raise the limit (`ulimit -n`)"),
+        (RuntimeError("Too many open files. Communication with the workers"), "too many open files"),
+    ],
+)  # fmt: skip
+def test_a_limit_of_the_system_is_no_bug(
+    error: Exception, said: str, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of Python, torch and the loader of libraries."""
+    Path("weights.pt").write_bytes(b"PK")
+
+    def failing(chosen: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("flambeau.cli.verify.run", failing)
+    refused(flambeau("verify weights.pt"), said, "run the command again")
 
 
 def test_a_mistake_of_a_program_keeps_its_traceback(

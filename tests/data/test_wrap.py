@@ -1,11 +1,14 @@
 """Anyone's data set: exact, resumable, and with workers that are named when they fail."""
 
 import ctypes
+import errno
 import gc
 import itertools
 import multiprocessing
 import os
 import random
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -165,6 +168,61 @@ def test_a_worker_that_dies_or_hangs_is_named_with_its_sample(
     assert torch_iterators() <= before, "the traceback keeps torch's iterator"
     assert error.value.__traceback__ is not None
     assert seen == [0, 4, 8, 12][: len(seen)] != []
+
+
+class Unsent:
+    """A sample that no pipe takes."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this cannot be pickled")
+
+
+class Lacking(Dataset[Any]):
+    """From its tenth sample on no file can be opened, or a sample cannot be handed over."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 10 and self.what == "files":
+            used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, used))
+        if index == 10 and self.what == "sample":
+            return Unsent()
+        return torch.full((2,), index)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts files in /proc")
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("files", "too many open files; raise the limit"),
+        ("sample", "TypeError: this cannot be pickled"),
+    ],
+)
+def test_a_worker_that_cannot_hand_over_a_batch_ends_and_says_why(
+    what: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would be waited for until it is taken for stalled, and print tracebacks until then."""
+    batches = wrap(
+        Lacking(what), batch_size=4, workers=2, shuffle=False, collate=list, stall_timeout=300
+    )
+    with pytest.raises(WorkerLost, match=f"could not hand over a batch: {reason}") as error:
+        list(batches)
+    assert re.match(r"data worker \d \(process \d+\)", str(error.value))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_workers_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", none)
+    with pytest.raises(InputError, match=r"2 data workers cannot be started: .*`ulimit -u`"):
+        list(wrap(Noisy(), batch_size=4, workers=2))
 
 
 def failed() -> None:

@@ -26,6 +26,7 @@ from flambeau.errors import (
     disk_errno,
     disk_failure,
     nearest,
+    shortage,
 )
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
@@ -141,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if (lacking := shortage(error)) is not None:
+            return _complain(words, lacking, 2)
         if (number := disk_errno(error)) is not None:
             return _complain(words, disk_failure(error, number), 2)
         if isinstance(error, ModuleNotFoundError) and error.name in _UNIX_ALONE:

@@ -1,11 +1,13 @@
 """Which rank has stalled, judged from heartbeats that are written down here."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +125,19 @@ def test_a_stack_has_the_innermost_frames_the_newest_last_with_their_source() ->
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_what_cannot_be_read_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's thread would end, and nothing watch the rest of the run."""
+    this = Process.this("host")
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", full)
+        assert not this.is_gone
+    assert not this.is_gone
+
+
 def test_a_process_is_gone_when_it_is_dead_though_nobody_has_waited_for_it() -> None:
     child = subprocess.Popen(["/bin/sleep", "60"])
     this = Process.this("a")

@@ -1,5 +1,8 @@
 """The folder of a run: what is taken for one, who may write in it, and how it is set aside."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,6 +140,29 @@ def test_set_aside_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Mon
     claimed(tmp_path / "run").release()
     monkeypatch.chdir(tmp_path / "run")
     assert RunFolder(Path()).set_aside() == tmp_path / "run.old-1"
+
+
+def test_a_disk_without_locks_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", none)
+        with pytest.raises(OSError, match="No locks available") as error:
+            claimed(tmp_path / "run")
+    assert error.value.filename == f"{tmp_path / 'run' / '.lock'}"
+    claimed(tmp_path / "run").release()
+
+
+def test_a_lock_whose_owner_has_not_yet_written_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    claimed(path).release()
+    with locked_by_another_process(path):
+        (path / ".lock").write_text("")
+        with pytest.raises(InputError, match="another process is training in"):
+            claimed(path)
 
 
 @contextmanager

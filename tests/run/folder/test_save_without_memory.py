@@ -1,5 +1,6 @@
-"""A checkpoint for which there is no memory beside the training is written once the training waits."""
+"""A checkpoint for which there is no memory or no thread is written while the training waits."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def save(root: Path, name: str) -> Checkpointer:
     snapshot = Snapshot({"weight": torch.ones(2)}, None, {"step": 1}, {})
     saver.save(name, snapshot, best=None, before=lambda: None)
     return saver
+
+
+def test_without_another_thread_it_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    saver = save(tmp_path, "step-00000001")
+    (folder,) = checkpoint_folders(tmp_path)
+    verify_checkpoint(folder)
+    saver.wait()
+    assert saver.last_good == "step-00000001"
 
 
 @pytest.mark.parametrize("fails", [panics, is_short, is_told_as_something_else])

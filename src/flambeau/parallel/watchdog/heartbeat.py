@@ -46,11 +46,13 @@ class Process(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """It has ended, even if its parent has not noticed yet."""
+        """It has ended, even if its parent has not noticed yet; False where that cannot be read."""
         try:
             state, started = state_and_start(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return True
+        except OSError:  # such as too many open files
+            return False
         return state in "ZX" or started != self.started
 
 

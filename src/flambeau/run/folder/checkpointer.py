@@ -105,10 +105,13 @@ class Checkpointer:
         self._newest = name
         self._began = time.monotonic() if began is None else began
         keep = {kept for kept in (best, rollback) if kept}
-        self._thread = threading.Thread(
-            target=self._write, args=(name, snapshot, keep, before), name=f"save {name}"
-        )
-        self._thread.start()
+        work = partial(self._write, name, snapshot, keep, before)
+        self._thread = threading.Thread(target=work, name=f"save {name}")
+        try:
+            self._thread.start()
+        except RuntimeError:  # none may be started (`ulimit -u`): the step waits for the save
+            self._thread = None
+            work()
 
     def seconds_to_save(self) -> float:
         """Seconds until another checkpoint is on the disk, after the one being written.

@@ -1,5 +1,6 @@
 """The lock of a run folder: one process at a time writes there; others can test for it."""
 
+import errno
 import os
 import struct
 import sys
@@ -37,12 +38,17 @@ class RunLock:
         try:
             # A POSIX lock belongs to the process: forked workers that outlive a killed one do not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             owner = os.read(handle, 20).decode(errors="replace").strip()
             os.close(handle)
+            if error.errno not in (
+                errno.EACCES,
+                errno.EAGAIN,
+            ):  # nobody holds it: there are no locks
+                raise OSError(error.errno, error.strerror, str(lock)) from error
+            who = f"process {owner}" if owner else "another process"
             raise InputError(
-                f"process {owner} is training in {self._folder} right now; wait for it or choose another "
-                "folder"
+                f"{who} is training in {self._folder} right now; wait for it or choose another folder"
             ) from None
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())

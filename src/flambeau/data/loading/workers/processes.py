@@ -5,6 +5,7 @@ import ctypes
 import functools
 import math
 import multiprocessing
+import multiprocessing.queues
 import os
 import pickle
 import signal
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.data.loading.workers.progress import DEATH, InFlight, Reading
-from flambeau.errors import InputError, WorkerLost
+from flambeau.errors import InputError, WorkerLost, shortage
 from flambeau.terminal import say
 
 _GROUP_SIGNALS = {
@@ -132,9 +133,12 @@ class Workers:
             raise error
         pid = int(ended[1])
         how = self._in_flight.deaths.get(pid, ended[2]).replace("is killed", "was killed")
-        last = self._in_flight.last(self._in_flight.worker_of(pid))
+        worker = self._in_flight.worker_of(pid)
+        named = self._named(self._in_flight.last(worker))
+        if reason := self._in_flight.reason(worker):
+            raise WorkerLost(f"{named} and could not hand over a batch: {reason}") from None
         raise WorkerLost(
-            f"{self._named(last)} and {how}\nA kernel without memory kills workers: try fewer of them"
+            f"{named} and {how}\nA kernel without memory kills workers: try fewer of them"
         ) from None
 
     def _stall(self, waited: float) -> WorkerLost | None:
@@ -218,6 +222,7 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     Schedulers and terminals signal the whole process group; the parent needs its workers to end the step.
     """
     in_flight.begin(worker)
+    _end_if_nothing_is_sent(in_flight, worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -233,6 +238,28 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
         threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def _end_if_nothing_is_sent(in_flight: InFlight, worker: int) -> None:
+    """End a worker that cannot hand over a batch, for which its parent would wait for ever.
+
+    Python's threads for that print why, and go on; that of `multiprocessing.resource_sharer` without a pause.
+    """
+
+    def end(error: BaseException) -> None:
+        in_flight.note_reason(worker, shortage(error) or f"{type(error).__name__}: {error}")
+        os._exit(1)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if shortage(error) is not None:
+            end(error)
+        sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = hook
+    # A name of Python's own that is not public: without it there is a traceback, and the stall is found.
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(  # type: ignore[attr-defined]
+        lambda error, _: end(error)
+    )
 
 
 def _exit_with(parent: Any) -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 _THREADS = 16  # threads of a worker that are distinguished
+_REASON_BYTES = 300
 _FIELDS = 3  # index, whether it has been read, time of the last change
 _slots = threading.local()
 _next_slot = itertools.count()
@@ -40,6 +41,7 @@ class InFlight:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._pids = multiprocessing.RawArray("q", workers)
+        self._reasons = multiprocessing.RawArray("c", workers * _REASON_BYTES)
         self.deaths: dict[int, str] = {}
         _tables.add(self)
         # Doubles hold an index to 2**53.
@@ -57,6 +59,19 @@ class InFlight:
         # CLOCK_MONOTONIC is the same for all processes of a machine.
         self._cells[at + 2] = time.monotonic()
         self._cells[at], self._cells[at + 1] = index, is_over
+
+    def note_reason(self, worker: int, text: str) -> None:
+        """Record why a worker ends."""
+        at = worker * _REASON_BYTES
+        self._reasons[at : at + _REASON_BYTES] = text.encode()[:_REASON_BYTES].ljust(
+            _REASON_BYTES, b"\0"
+        )
+
+    def reason(self, worker: int | None) -> str:
+        """What a worker has recorded of its end; empty without it."""
+        at = (worker or 0) * _REASON_BYTES
+        found = bytes(self._reasons[at : at + _REASON_BYTES]).rstrip(b"\0")
+        return "" if worker is None else found.decode(errors="replace")
 
     def worker_of(self, pid: int) -> int | None:
         pids = list(self._pids)
