@@ -190,17 +190,6 @@ def shortage(error: BaseException) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def naming_shortage(what: str) -> Iterator[None]:
-    """Turn an error inside that tells of a limit of the system into an InputError that names it."""
-    try:
-        yield
-    except (OSError, RuntimeError, MemoryError) as error:
-        if (lacking := shortage(error)) is None:
-            raise
-        raise InputError(f"{what}: {lacking}") from error
-
-
 def _is_of_shared_memory(file: object) -> bool:
     """Whether it is shared memory that is full: semaphores and the like have no file name to say so."""
     if file is not None:

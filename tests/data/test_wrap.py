@@ -216,13 +216,24 @@ def test_a_worker_that_cannot_hand_over_a_batch_ends_and_says_why(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_workers_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    """The second of two: the first does not stay."""
+    fork, calls = os.fork, list[str]()
 
-    monkeypatch.setattr(os, "fork", none)
+    def one() -> int:
+        calls.append("")
+        if len(calls) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", one)
     with pytest.raises(InputError, match=r"2 data workers cannot be started: .*`ulimit -u`"):
         list(wrap(Noisy(), batch_size=4, workers=2))
+    gc.collect()
+    began = time.monotonic()
+    while multiprocessing.active_children():
+        assert time.monotonic() - began < 30
 
 
 def failed() -> None:

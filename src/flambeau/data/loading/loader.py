@@ -33,7 +33,7 @@ from flambeau.data.loading.workers.processes import (
 )
 from flambeau.data.loading.workers.progress import defer_worker_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
-from flambeau.errors import InputError, WorkerLost, naming_shortage
+from flambeau.errors import InputError, WorkerLost
 from flambeau.recipes.data.sample_order import alternating_seeds, sample_order, sample_seeds
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
@@ -261,7 +261,7 @@ class Loader:
             )
             if self._workers.count:
                 wait_before_fork(self._layout.world)
-            with naming_shortage(f"{self._workers.count} data workers cannot be started"):
+            with self._workers.starting():
                 batches = iter(loader)  # forks the workers
             defer_worker_deaths()
         try:

@@ -68,6 +68,27 @@ class Workers:
         timeout = {"timeout": _CHECK_S} if self.count else {}
         return {"num_workers": self.count, "worker_init_fn": start, **timeout}
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around the start of the workers: InputError where a limit of the system forbids it."""
+        before = multiprocessing.active_children()
+        try:
+            yield
+        except (OSError, RuntimeError, MemoryError) as error:
+            lacking = shortage(error)
+            if not self.count or lacking is None:
+                raise
+            for child in multiprocessing.active_children():
+                if child not in before:
+                    child.kill()
+            # Torch's iterator, which is made by half, fails as it is freed.
+            hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+            try:
+                _clear_frames(error)
+            finally:
+                sys.unraisablehook = hook
+            raise InputError(f"{self.count} data workers cannot be started: {lacking}") from error
+
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of a DataLoader; if one does not arrive, its worker is named."""
         self._waiting_since = time.monotonic()
