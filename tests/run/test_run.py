@@ -159,7 +159,7 @@ def test_stops_in_evaluations_and_many_of_them(tmp_path: Path, undisturbed: dict
     assert_equal(outcome(folder), undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU, signal.SIGINT])
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_a_signal_saves_within_a_step(
     tmp_path: Path, undisturbed: dict[str, Any], number: int, where: str, capfd: Any

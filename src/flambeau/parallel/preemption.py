@@ -28,7 +28,9 @@ PAUSE_AFTER: Final = "FLAMBEAU_PAUSE_AFTER"
 """Environment variable: epochs after which a run stops as if it had got SIGTERM, unless it ends there."""
 
 _SIGNALS = [
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGXCPU", "SIGINT")
+    if hasattr(signal, name)
 ]
 
 
@@ -63,7 +65,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopFlag:
-    """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
+    """Set by SIGTERM, SIGUSR1, SIGXCPU or SIGINT; a second SIGINT stops at once.
 
     In the command `flambeau` that ends the process, as files being written survive a kill; elsewhere (a
     notebook) KeyboardInterrupt is raised, which could get lost in a `__del__`.

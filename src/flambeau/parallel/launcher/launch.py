@@ -26,6 +26,7 @@ _FORWARDED_AS = {
     for name, sent in (
         ("SIGTERM", "SIGTERM"),
         ("SIGUSR1", "SIGUSR1"),
+        ("SIGXCPU", "SIGXCPU"),
         ("SIGINT", "SIGINT"),
         ("SIGHUP", "SIGTERM"),
     )

@@ -19,7 +19,7 @@ _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SAVED = 75  # flambeau.parallel.preemption.EXIT_CODE
 # The launcher forwards them to the rank; some schedulers send them to every process.
-_IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+_IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGXCPU", "SIGHUP")
 
 
 def supervise(arguments: Sequence[str]) -> int:

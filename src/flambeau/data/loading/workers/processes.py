@@ -23,7 +23,9 @@ from flambeau.errors import InputError, WorkerLost, shortage
 from flambeau.terminal import say
 
 _GROUP_SIGNALS = {
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGXCPU", "SIGINT")
+    if hasattr(signal, name)
 }
 MOST_WORKERS = 1024  # no machine has as many cores, and a million would bring it to a halt
 _GRACE_S = 30  # how long a worker survives a SIGTERM sent to the whole group; chosen, untested
@@ -247,6 +249,7 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGXCPU, signal.SIG_IGN)
     if hasattr(signal, "alarm"):
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_S) and None)
     if hasattr(signal, "pthread_sigmask"):
