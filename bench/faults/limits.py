@@ -16,6 +16,7 @@ A limit that a run does not need to end, such as a small /dev/shm, must change n
 
 As root on Linux: it makes mounts, each in a namespace of its own or unmounted at its end, and cgroups.
 What the machine does not have is told as left out.
+Needs the checkout: processes are forked as those of its tests.
 Prints a JSON line per case. tests/test_limits.py runs some.
 """
 
@@ -41,7 +42,10 @@ from typing import IO, Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
+from forked_python import ForkedPython
 from kill_storm import Life, differences, log_of
 from limits_job import LAST_STEP, MIB, SAVE_EVERY
 from provenance import commit, cpu_model, record
@@ -255,11 +259,13 @@ class Job:
     name: str
     case: Case | None = None  # None: without a limit
 
-    def start(
-        self, words: Sequence[str], *, output: IO[Any], environ: Mapping[str, str]
-    ) -> "subprocess.Popen[bytes]":
+    def start(self, words: Sequence[str], *, output: IO[Any], environ: Mapping[str, str]) -> Any:
+        """As a new Python, or one that is forked where nothing speaks against it."""
         case = self.case or Case("")
         first = ["-m", "flambeau"] if self.name == "command" else [f"{JOB}"]
+        is_plain = not (case.at_start or case.shared or case.as_nobody or case.ranks > 1)
+        if is_plain and "LD_PRELOAD" not in environ:  # torch need not be loaded again
+            return ForkedPython([*first, *words], output=Path(output.name), environ=environ)
         line = [sys.executable, *first, *words]
         if self.case is not None and case.as_nobody:
             line = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *line]
@@ -293,7 +299,7 @@ def ended(life: Life) -> tuple[list[int], list[str]]:
     for process in life.processes:
         try:
             process.wait(max(0, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, TimeoutError):
             bad.append(f"it hung for {LONGEST_S} s")
             os.killpg(process.pid, signal.SIGKILL)
     codes = [process.wait() for process in life.processes]

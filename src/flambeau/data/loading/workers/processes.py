@@ -277,7 +277,8 @@ def _end_if_nothing_is_sent(in_flight: InFlight, worker: int) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if shortage(error) is not None:
             end(error)
-        sys.__excepthook__(kind, error, trace)
+        if not isinstance(error, ConnectionError):  # the parent has given up, and says why
+            sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = hook
     # A name of Python's own that is not public: without it there is a traceback, and the stall is found.
