@@ -95,14 +95,15 @@ class Case:
 
 
 MEMORY = "memory"
-NO_TORCH = "memory|failed to map segment"
+NO_TORCH = "memory|failed to map segment|bad_alloc"
+ABORTED = -6
 FILES = "ulimit -n"
 ENDS = (0,)
 CASES = (
     Case("no limit", codes=ENDS, workers=2),
     Case("killed", "kill", codes=(KILLED,)),
-    *(  # below what torch takes a loop has no message but torch's
-        Case(f"address space of {size} MiB at the start", named=NO_TORCH, codes=(0, *TOLD),
+    *(  # where torch has too little it aborts, and a loop says what torch says
+        Case(f"address space of {size} MiB at the start", named=NO_TORCH, codes=(0, ABORTED, *TOLD),
              at_start=("RLIMIT_AS", size * MIB))
         for size in (2000, 3000, 3500, 4000)
     ),
@@ -140,7 +141,7 @@ CASES = (
     Case("processor time", "processor time", "ulimit -t|SIGXCPU", (75,)),
     Case("/dev/shm of 64 KiB", codes=ENDS, workers=2, shared="64k"),
     Case("/dev/shm of 64 KiB, two ranks", codes=ENDS, ranks=2, shared="64k"),
-    Case("/dev/shm is full", "shared memory", codes=ENDS, workers=2, shared="1m"),
+    Case("/dev/shm is full", "shared memory", "shared memory", (0, *TOLD), workers=2, shared="1m"),
     Case("a disk of 200 KiB", named="No space left", disk="200k"),
     Case("a disk that is full", "disk", "No space left", disk="5m", workers=2),
     Case("a disk that is full, of two ranks", "disk", "No space left", disk="5m", ranks=2),

@@ -117,7 +117,8 @@ class Net(nn.Module):
             if limit and is_here and self.steps == AT_STEP:
                 LIMITS[limit]()
             if limit == "processor time" and self.steps > AT_STEP:
-                while time.process_time() % 0.3 < 0.29:
+                enough = time.process_time() + 0.4
+                while time.process_time() < enough:
                     pass
         return self.layers(x)
 

@@ -102,6 +102,11 @@ _NETWORK_ERRNOS = _numbers(
 _LIMIT_ERRNOS = _numbers("EMFILE ENFILE")
 
 SHARED_MEMORY = "/dev/shm"
+_SHARED_FULL = "no space left in shared memory, through which processes hand over batches"
+_SHARED_REMEDY = (
+    f"remove what lies in {SHARED_MEMORY}, give a container more of it (docker run --shm-size=1g), "
+    "or use no workers"
+)
 _LITTLE = 1 << 20  # bytes; a semaphore takes a page, a batch much more
 
 DISK_ERRNOS = (
@@ -144,17 +149,15 @@ def disk_failure(error: BaseException, number: int) -> str:
     what = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         if number == errno.ENOSPC and _is_of_shared_memory(error.filename):
-            return (
-                f"{error.filename or SHARED_MEMORY}: no space left in shared memory, through which processes "
-                f"hand over batches; remove what lies in {SHARED_MEMORY}, give a container more of it "
-                "(docker run --shm-size=1g), or use no workers, and run the command again"
-            )
+            where = error.filename or SHARED_MEMORY
+            return f"{where}: {_SHARED_FULL}; {_SHARED_REMEDY}, and run the command again"
         where = "a file" if number in _LIMIT_ERRNOS else "the disk"
         what = f"{error.filename or where}: {error.strerror}"
     return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
 
 
 _SHORTAGES = (
+    ("shared memory.*No space left", _SHARED_FULL, _SHARED_REMEDY),
     (
         r"Too many open files|received 0 items of ancdata",
         "too many open files",
@@ -163,7 +166,8 @@ _SHORTAGES = (
     (
         r"can't start new thread|Resource temporarily unavailable|pthread_create",
         "no further process or thread may be started",
-        "raise the limit (`ulimit -u`, or that of the container) or use fewer workers",
+        "raise the limit on processes (`ulimit -u`, or that of the container) or on memory (`ulimit -v`), "
+        "or use fewer workers",
     ),
     (
         r"[Cc]an(no|')t allocate memory|failed to map segment|bad_alloc|Unable to allocate|out of memory",

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from flambeau.cli.command import check
+from flambeau.cli.command import check, say_if_little_address_space
 from flambeau.errors import InputError, disk_failure
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Disk,
@@ -933,6 +934,10 @@ def test_no_answer_of_a_disk_is_a_bug(
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "memory has run out"),
         (RuntimeError("can't start new thread"), "no further process or thread may be started; raise"),
         (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "(`ulimit -u`"),
+        (
+            RuntimeError("unable to allocate shared memory(shm) for file </t>: No space left on device (28)"),
+            "no space left in shared memory, through which processes hand over batches; remove what lies in",
+        ),
         (RuntimeError("received 0 items of ancdata"), "too many open files; raise the limit (`ulimit -n`)"),
         (RuntimeError("Too many open files. Communication with the workers"), "too many open files"),
     ],
@@ -948,6 +953,15 @@ def test_a_limit_of_the_system_is_no_bug(
 
     monkeypatch.setattr("flambeau.cli.verify.run", failing)
     refused(flambeau("verify weights.pt"), said, "run the command again")
+
+
+@pytest.mark.parametrize(("limit", "is_told"), [(3 * 2**30, True), (5 * 2**30, False), (-1, False)])
+def test_too_little_for_torch_is_named_before_it_aborts(
+    limit: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, -1))
+    say_if_little_address_space()
+    assert ("3.0 GiB of memory addresses (`ulimit -v`)" in capsys.readouterr().err) is is_told
 
 
 def test_a_mistake_of_a_program_keeps_its_traceback(

@@ -219,6 +219,7 @@ def _dispatch(words: list[str], *, is_process: bool) -> int:
         gc.freeze()  # and with it what `large_import` imports
         if chosen.verb in _COMPUTING:
             sleep_if_busy(os.environ)
+            say_if_little_address_space()
     if is_process and chosen.trial_outputs is not None:
         _protect_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)
@@ -390,6 +391,25 @@ def sleep_if_busy(
         return
     if _load_per_cpu(load) >= _BUSY_LOAD and _waits(pressure) >= _BUSY_WAITS:
         environment["OMP_WAIT_POLICY"] = "passive"
+
+
+_ADDRESSES_OF_TORCH = (
+    4 * 2**30
+)  # bytes; `import torch` takes 3.1 GiB (2.14, Linux), a training some 3.8
+
+
+def say_if_little_address_space() -> None:
+    """Name `ulimit -v` before torch is loaded, which aborts without a word about it if that is too little."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _ADDRESSES_OF_TORCH:
+        say(
+            f"this process may have {limit / 2**30:.1f} GiB of memory addresses (`ulimit -v`), and torch "
+            "alone takes more than 3: if it fails, raise the limit and run the command again"
+        )
 
 
 def _load_per_cpu(file: Path) -> float:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 _THREADS = 16  # threads of a worker that are distinguished
-_REASON_BYTES = 300
+_REASON_BYTES = 500
 _FIELDS = 3  # index, whether it has been read, time of the last change
 _slots = threading.local()
 _next_slot = itertools.count()
