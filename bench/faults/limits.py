@@ -387,7 +387,7 @@ def outcome(job: Job, case: Case, folder: Path, whole: Path) -> dict[str, Any]:
         bad += complaints(job, case, codes, output)
         halved = (run / "micro_batches.json").exists()
         if halved:  # it says so, and its bits are those of smaller micro-batches
-            bad += [] if "micro-batches of" in output else ["smaller micro-batches, and not a word"]
+            bad += [] if "out of memory in" in output else ["smaller micro-batches, and not a word"]
         else:
             bad += resume(job, case, run, whole)
     return {
