@@ -425,6 +425,7 @@ CASES = {
     "test_gpu_check.py::test_without_a_gpu_one_line_and_2": 0,
     "test_hostile_files.py::test_no_command_does_harm_or_fails_loudly": 0,
     "test_hostile_files.py::test_what_is_bad_is_seen": 0,
+    "test_limits.py::test_a_limit_is_named_and_the_resume_is_exact": 0,
     "test_migrating.py::test_before_and_after_agree": 1,
     "test_notebook.py::test_the_cell_of_a_training_shows_its_lines_a_chart_and_the_result": 0,
     "test_package.py::test_train_is_the_same_function": 0,

@@ -31,7 +31,6 @@ def outcome(script: ModuleType, folder: Path, job: str, name: str) -> dict[str, 
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "name", "codes"),
     [

@@ -1,6 +1,6 @@
 """Limits of the system given to a run: it is told in one line which, nothing is left, a resume is exact.
 
-    python bench/faults/limits.py [--seconds S] [--first NUMBER] [--only TEXT] [--seed S] [--record]
+    python bench/faults/limits.py [--seconds S] [--first NUMBER] [--only TEXT ...] [--seed S] [--record]
 
 `flambeau train` on the embedded images, and a loop with `Run` (limits_job.py), meet a limit at their start or
 in their sixth step: of memory (`ulimit -v`, `-d`, a cgroup), open files, processes, the size of files, the
@@ -12,7 +12,7 @@ met none.
 Bad is: an exit code that says nothing; a last line that does not name the limit; a traceback of the command,
 or of a loop more than one; a process that is left; other bits, or a loss of what had been saved.
 A limit that a run does not need to end, such as a small /dev/shm, must change nothing.
---only takes cases whose name contains TEXT.
+--only takes cases whose job and name contain one of the texts.
 
 As root on Linux: it makes mounts, each in a namespace of its own or unmounted at its end, and cgroups.
 What the machine does not have is told as left out.
@@ -23,6 +23,7 @@ Prints a JSON line per case. tests/test_limits.py runs some.
 import argparse
 import contextlib
 import functools
+import json
 import os
 import random
 import re
@@ -355,8 +356,8 @@ def steps_saved(run: Path) -> set[str]:
     return {folder.name for folder in checkpoint_folders(run / "checkpoints")}
 
 
-def resume(job: Job, case: Case, run: Path, whole: Path) -> list[str]:
-    """Complaints about a start without the limit."""
+def resume(job: Job, case: Case, run: Path, whole: Path, output: str) -> list[str]:
+    """Complaints about a start without the limit; `output` is of the one with it."""
     before = steps_saved(run)
     life = life_of(Job(job.name), run, case, {})
     codes, bad = ended(life)
@@ -366,7 +367,17 @@ def resume(job: Job, case: Case, run: Path, whole: Path) -> list[str]:
     if before and not is_over and f"from step {int(max(before)[5:])}" not in life.output:
         said = [line for line in life.output.splitlines() if "step" in line][:1]
         bad.append(f"it did not go on from {max(before)}: {said}")
-    return bad + differences(whole, run)[:3]
+    sizes = run / "micro_batches.json"
+    if not sizes.exists():
+        return bad + differences(whole, run)[:3]
+    # It said so: figures are those of smaller batches, and weights too if it trained in smaller ones.
+    bad += [] if "out of memory in" in output else ["smaller micro-batches, and not a word"]
+    names = ["model.safetensors"] if json.loads(sizes.read_text())["training"] is None else []
+    return bad + [
+        f"{name}: other bytes"
+        for name in names
+        if (run / name).read_bytes() != (whole / name).read_bytes()
+    ]
 
 
 def outcome(job: Job, case: Case, folder: Path, whole: Path) -> dict[str, Any]:
@@ -386,10 +397,7 @@ def outcome(job: Job, case: Case, folder: Path, whole: Path) -> dict[str, Any]:
         repair_disk(case, disk)
         bad += complaints(job, case, codes, output)
         halved = (run / "micro_batches.json").exists()
-        if halved:  # it says so, and its bits are those of smaller micro-batches
-            bad += [] if "out of memory in" in output else ["smaller micro-batches, and not a word"]
-        else:
-            bad += resume(job, case, run, whole)
+        bad += resume(job, case, run, whole, output)
     return {
         "job": job.name, "case": case.name, "codes": codes, "halved": halved,
         "said": last_line(output)[:300], "bad": bad,
@@ -410,7 +418,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the order of the cases")
     parser.add_argument("--first", type=int, default=0, help="where to go on")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after it")
-    parser.add_argument("--only", default="", help="cases whose job and name contain it")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose job and name contain one of these"
+    )
     parser.add_argument("--show", action="store_true", help="print what a bad case said")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
@@ -424,7 +434,9 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o755)
         for number, (job, case) in enumerate(pairs):
-            if number < arguments.first or arguments.only not in f"{job.name} {case.name}":
+            if number < arguments.first or not any(
+                text in f"{job.name} {case.name}" for text in arguments.only
+            ):
                 continue
             if time.monotonic() > ends:
                 print(f"go on with --first {number}")
