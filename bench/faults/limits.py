@@ -96,7 +96,7 @@ class Case:
 
 
 MEMORY = "memory"
-NO_TORCH = "memory|failed to map segment|bad_alloc"
+NO_TORCH = "memory|failed to map segment|bad_alloc|Cannot load symbol"
 ABORTED = -6
 FILES = "ulimit -n"
 ENDS = (0,)
@@ -140,7 +140,8 @@ CASES = (
     Case("stack of 128 KiB", codes=(0, *TOLD), workers=2, at_start=("RLIMIT_STACK", 2**17)),
     Case("stack without a limit", codes=ENDS, workers=2, at_start=("RLIMIT_STACK", resource.RLIM_INFINITY)),
     Case("processor time", "processor time", "ulimit -t|SIGXCPU", (75,)),
-    Case("/dev/shm of 64 KiB", codes=ENDS, workers=2, shared="64k"),
+    Case("/dev/shm of 32 KiB", named="shared memory", codes=(0, *TOLD), workers=2, shared="32k"),
+    Case("/dev/shm of 256 KiB", codes=ENDS, workers=2, shared="256k"),
     Case("/dev/shm of 64 KiB, two ranks", codes=ENDS, ranks=2, shared="64k"),
     Case("/dev/shm is full", "shared memory", "shared memory", (0, *TOLD), workers=2, shared="1m"),
     Case("a disk of 200 KiB", named="No space left", disk="200k"),

@@ -187,6 +187,8 @@ def shortage(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError) and error.filename is not None:
         return None
+    if getattr(error, "errno", None) == errno.ENOSPC and _is_of_shared_memory(None):
+        return f"{_SHARED_FULL}; {_SHARED_REMEDY}, and run the command again"  # of a semaphore
     text = "out of memory" if isinstance(error, MemoryError) else f"{error}"
     for said, what, remedy in _SHORTAGES:
         if re.search(said, text):

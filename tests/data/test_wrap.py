@@ -5,10 +5,12 @@ import errno
 import gc
 import itertools
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +216,23 @@ def test_a_worker_that_cannot_hand_over_a_batch_ends_and_says_why(
         list(batches)
     assert re.match(r"data worker \d \(process \d+\)", str(error.value))
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_without_shared_memory_for_their_queues_workers_are_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    usage = shutil.disk_usage(".")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
+    with pytest.raises(
+        InputError, match="2 data workers cannot be started: no space left in shared"
+    ):
+        list(wrap(Noisy(), batch_size=4, workers=2))
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
