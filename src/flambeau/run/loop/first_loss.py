@@ -144,7 +144,8 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 def _inputs(edges: Sequence[tuple[Node, Node]]) -> Iterator[str]:
     """What the first layers with weights read: numbers of a usual size, and not the same for each sample."""
-    inputs, targets = _first_inputs(edges), _targets(edges)
+    inputs = _first_inputs(edges)
+    targets = _targets(edges)
     labels_differ = targets is not None and len(targets.unique()) > 1
     if inputs and labels_differ and all(len(one) > 1 and _has_equal_rows(one) for one in inputs):
         yield (
@@ -206,8 +207,9 @@ def _far_value(loss: Tensor) -> Iterator[str]:
     if root.name() == "MseLossBackward0":
         yield from _far_targets(root)
     elif root.name().startswith("NllLoss") and root._saved_weight is None and logs is not None:
-        value, values = loss.detach().item(), root._saved_self
-        chance = math.log(values.shape[1]) if values.dim() > 1 else math.inf
+        value = loss.detach().item()
+        shape = root._saved_self.shape
+        chance = math.log(shape[1]) if len(shape) > 1 else math.inf
         if logs.name() == "LogSoftmaxBackward0" and value > 5 * chance + 2:
             yield (
                 f"the first loss is {value:.3g}, and chance gives {chance:.3g}: start with smaller "
