@@ -399,7 +399,7 @@ _ADDRESSES_OF_TORCH = (
 
 
 def say_if_little_address_space() -> None:
-    """Name `ulimit -v` before torch is loaded, which aborts without a word about it if that is too little."""
+    """Name `ulimit -v` before torch is loaded, which aborts silently if that is too little."""
     try:
         import resource
     except ImportError:  # Windows
