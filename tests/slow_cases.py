@@ -376,6 +376,7 @@ CASES = {
     "sandbox/test_sandbox.py::test_an_unprivileged_user_needs_no_root": 0,
     "sandbox/test_sandbox.py::test_caches_last_from_one_command_to_the_next": 0,
     "test_cookbook_blocks.py::test_every_block_runs_alone": 0,
+    "test_cookbook_blocks.py::test_every_further_block_of_a_recipe_runs_alone": 0,
     "test_cookbook_blocks.py::test_the_training_in_cpp_is_compiled_and_learns": 0,
     "test_damage_at_rest.py::test_a_damage_that_nobody_notices_is_seen": 0,
     "test_damage_at_rest.py::test_damages_are_found_or_change_nothing": 0,

@@ -83,6 +83,20 @@ def test_every_block_runs_alone(name: str, tmp_path: Path, few_embedded: Path) -
     assert [wrong for block in blocks if (wrong := what_is_wrong(block, tmp_path))] == []
 
 
+RECIPES = {
+    page.stem: page
+    for page in sorted((ROOT / "docs" / "en" / "recipes").glob("*.md"))
+    if len(python_blocks(page)) > 1
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_further_block_of_a_recipe_runs_alone(name: str, tmp_path: Path) -> None:
+    """`flambeau recipes page NAME#HEADING` prints it so; tests/test_docs.py runs the first ones."""
+    blocks = python_blocks(RECIPES[name])[1:]
+    assert [wrong for block in blocks if (wrong := what_is_wrong(block, tmp_path))] == []
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_training_in_cpp_is_compiled_and_learns(tmp_path: Path) -> None:
     blocks = read(cookbook_pages()["inference.md"]).blocks
