@@ -248,6 +248,14 @@ def test_questions_find_their_answers(
     assert expected in found(words, capsys)[:5]
 
 
+@pytest.mark.parametrize(("words", "chinese"), [("显卡", True), ("GPU", False)])
+def test_one_word_for_a_device_finds_the_page_of_devices_first(
+    words: str, *, chinese: bool
+) -> None:
+    first = index_of(chinese=chinese).search(words)[0]
+    assert first.name.startswith("devices.md"), first.name
+
+
 def test_the_name_of_a_recipe_finds_it() -> None:
     index = index_of(chinese=False)
     for path in FOLDER.rglob("[!_]*.py"):
