@@ -238,8 +238,9 @@ def _is_short(error: BaseException | None) -> bool:
     """Whether memory has run out, including errors that hide it."""
     if error is None:
         return False
-    # Safetensors panics if Python has no memory, and torch.save then reports a short file.
-    is_panic = type(error).__name__ == "PanicException"
+    # Safetensors panics if Python has no memory, NumPy fails without an error of its own, and torch.save then
+    # reports a short file.
+    is_panic = type(error).__name__ == "PanicException" or isinstance(error, SystemError)
     return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
 
 
