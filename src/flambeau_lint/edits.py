@@ -124,10 +124,10 @@ def name_for(
     Only names that an import at the top binds, and nothing else, are used.
     """
     best = ("", "")
-    for name, meaning in program.module_imports():
+    for name, meaning in program.module_imports.items():
         fits = dotted == meaning or dotted.startswith(f"{meaning}.")
         is_seen = program.bindings(name, near) == program.bindings(name, program.tree)
-        if meaning and fits and is_seen and len(meaning) > len(best[1]):
+        if fits and is_seen and len(meaning) > len(best[1]):
             best = (name, meaning)
     if best[0]:
         return best[0] + dotted[len(best[1]) :], ()

@@ -243,15 +243,18 @@ class Program:
         """Whether anything in the file binds the name."""
         return name in self._stores
 
-    def module_imports(self) -> Iterator[tuple[str, str]]:
-        """(name, what it stands for) of each name that imports alone bind, all to the same, at the top."""
+    @cached_property
+    def module_imports(self) -> dict[str, str]:
+        """What each name stands for that imports alone bind, all to the same, at the top."""
+        found = {}
         for name in self._stores:
             meanings = {
                 self._of_alias(one) if isinstance(one, ast.alias) else ""
                 for one in self._find(name, self.tree)[1]
             }
-            if len(meanings) == 1:
-                yield name, meanings.pop()
+            if len(meanings) == 1 and "" not in meanings:
+                found[name] = meanings.pop()
+        return found
 
     # ------------------------------------------------------------ what an expression is
 

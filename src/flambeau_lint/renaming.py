@@ -87,10 +87,8 @@ def _import_edits(
             return None
         changed.extend(more)
     if not alias.asname and name != alias.name and program.is_bound(name):
-        same = [
-            one for one, meaning in program.module_imports() if one == name and meaning == dotted
-        ]
-        removed = edits.remove_alias(program, alias) if same else None
+        is_same = program.module_imports.get(name) == dotted
+        removed = edits.remove_alias(program, alias) if is_same else None
         return None if removed is None else (*removed, *changed)
     return edits.move_import(program, alias, dotted, tuple(changed))
 

@@ -9,6 +9,7 @@ import torch
 
 from flambeau_lint.checked_file import check, fixed
 from flambeau_lint.engine import RuleSet, fix, lint
+from flambeau_lint.program import Program
 from flambeau_lint.rules.catalog import RULES
 from flambeau_lint.source import Source, Unreadable, decode, parse
 
@@ -815,3 +816,17 @@ def test_what_a_model_becomes_later(line: str, expected: list[str]) -> None:
     text = f"import torch\n{{}}\ntorch.save(net, 'net.pt')\n{line}\n"
     assert found(text.format("net = torch.nn.Linear(2, 2)")) == expected
     assert found(text.format("net = read()")) == []
+
+
+def test_the_work_grows_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports of a file are looked up once, and not for each finding among all of its names."""
+    looked = []
+    find = Program._find
+    monkeypatch.setattr(Program, "_find", lambda *words: looked.append(1) or find(*words))
+    counts = []
+    for lines in (100, 400):
+        text = "import torch\n" + "".join(f"y{i} = torch.ger(a, b)\n" for i in range(lines))
+        looked.clear()
+        assert len(found(text)) == lines
+        counts.append(len(looked))
+    assert counts[1] < 5 * counts[0]

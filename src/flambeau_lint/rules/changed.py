@@ -28,7 +28,7 @@ def _full(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     is_whole = bool(numbers) and all(type(one) is int for one in numbers)
     if is_whole and not edits.has_argument(node, 99, "dtype") and not edits.is_open(node):
         edit = edits.append_argument(program, node, "dtype=torch.float32")
-        has_torch = ("torch", "torch") in program.module_imports()
+        has_torch = program.module_imports.get("torch") == "torch"
         fix = Fix((edit,), is_safe=False) if edit is not None and has_torch else None
         yield finding(program, rule, node.func, fix)
 
