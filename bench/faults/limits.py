@@ -402,8 +402,16 @@ def outcome(job: Job, case: Case, folder: Path, whole: Path) -> dict[str, Any]:
         bad += resume(job, case, run, whole, output)
     return {
         "job": job.name, "case": case.name, "codes": codes, "halved": halved,
-        "said": last_line(output)[:300], "bad": bad,
+        "said": without_paths(last_line(output), folder)[:300],
+        "bad": [without_paths(text, folder) for text in bad],
     }  # fmt: skip
+
+
+def without_paths(text: str, folder: Path) -> str:
+    """As a line of bench/results may have it: nothing of this machine."""
+    for path in (folder, Path(__file__).parents[2]):
+        text = text.replace(f"{path}/", "")
+    return text
 
 
 def whole_run(job: Job, case: Case, folder: Path) -> Path:
