@@ -170,7 +170,7 @@ _SHORTAGES = (
         "or use fewer workers",
     ),
     (
-        r"[Cc]an(no|')t allocate memory|failed to map segment|bad_alloc|Unable to allocate|out of memory",
+        r"[Cc]an(no|')t allocate memory|failed to map segment|bad_alloc|Unable to allocate|^out of memory$",
         "memory has run out",
         "raise the limit (`ulimit -v`, `ulimit -d`, or that of the container) or use fewer workers",
     ),

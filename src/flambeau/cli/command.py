@@ -393,9 +393,8 @@ def sleep_if_busy(
         environment["OMP_WAIT_POLICY"] = "passive"
 
 
-_ADDRESSES_OF_TORCH = (
-    4 * 2**30
-)  # bytes; `import torch` takes 3.1 GiB (2.14, Linux), a training some 3.8
+# Bytes; `import torch` takes 3.1 GiB (2.14, Linux), a training some 3.8.
+_ADDRESSES_OF_TORCH = 4 * 2**30
 
 
 def say_if_little_address_space() -> None:

@@ -41,10 +41,7 @@ class RunLock:
         except OSError as error:
             owner = os.read(handle, 20).decode(errors="replace").strip()
             os.close(handle)
-            if error.errno not in (
-                errno.EACCES,
-                errno.EAGAIN,
-            ):  # nobody holds it: there are no locks
+            if error.errno not in {errno.EACCES, errno.EAGAIN}:  # the disk has no locks
                 raise OSError(error.errno, error.strerror, str(lock)) from error
             who = f"process {owner}" if owner else "another process"
             raise InputError(
