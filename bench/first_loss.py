@@ -29,7 +29,8 @@ def backward(self, *args, **kwargs):
     os._exit(0)
 
 torch.Tensor.backward = backward
-runpy.run_path(sys.argv[1], run_name="__main__")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
