@@ -42,6 +42,7 @@ def test_a_limit_is_named(error: BaseException, said: str) -> None:
         RuntimeError("CUDA error: out of memory"),
         ValueError("mat1 and mat2 shapes cannot be multiplied"),
         os_error(errno.EMFILE, "weights.safetensors"),  # which names its file
+        OSError(f"Unable to open weights.pt: {os.strerror(errno.EMFILE)}"),  # as of HDF5
     ],
 )
 def test_others_are_not(error: BaseException) -> None:

@@ -185,8 +185,8 @@ def shortage(error: BaseException) -> str | None:
         >>> shortage(RuntimeError("can't start new thread")).partition(";")[0]
         'no further process or thread may be started'
     """
-    if isinstance(error, OSError) and error.filename is not None:
-        return None
+    if isinstance(error, OSError) and (error.filename is not None or error.errno is None):
+        return None  # of a file, which `disk_failure` names; libraries name it in their text
     if getattr(error, "errno", None) == errno.ENOSPC and _is_of_shared_memory(None):
         return f"{_SHARED_FULL}; {_SHARED_REMEDY}, and run the command again"  # of a semaphore
     text = "out of memory" if isinstance(error, MemoryError) else f"{error}"

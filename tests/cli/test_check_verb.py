@@ -334,5 +334,8 @@ def test_a_full_disk_is_told_with_the_file(flambeau: Any, data: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 2
-    assert err.endswith("flambeau: clean.csv: File too large; fix that and run the command again\n")
+    assert err.endswith(
+        "flambeau: clean.csv: File too large; raise the limit (`ulimit -f`) or use a disk that takes larger "
+        "files and run the command again\n"
+    )
     assert sorted(path.name for path in data.parent.iterdir()) == ["data"]

@@ -367,7 +367,8 @@ def test_a_disk_that_refuses_is_told_by_the_name_of_the_file(
         with monkeypatch.context() as patch:
             patch.setattr(Disk, operation, refuse)
             answer = flambeau("convert in.pth", out)
-        said = f"flambeau: {out}: {os.strerror(number)}; fix that"
+        remedy = "raise the limit (`ulimit -f`)" if number == errno.EFBIG else "fix that"
+        said = f"flambeau: {out}: {os.strerror(number)}; {remedy}"
         assert (answer.code, said in answer.err) == (2, True), (operation, answer)
         assert sorted(path.name for path in Path().iterdir()) == ["in.pth"]
 

@@ -521,4 +521,4 @@ def test_full_disk_is_told_in_a_line(
         text = refuse(flambeau, exported_run, tmp_path, "--format", name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "File too large; fix that and run the command again" in text.splitlines()[-1]
+    assert "File too large; raise the limit (`ulimit -f`)" in text.splitlines()[-1]

@@ -674,7 +674,7 @@ def test_what_hinders_hdf5_is_told_of_dst(
     monkeypatch.chdir(tmp_path)
     done = run_python("-c", LIMITED)
     assert done.returncode == 2, done.stderr
-    assert "flambeau: sub/a.h5: File too large; fix that" in done.stderr
+    assert "flambeau: sub/a.h5: File too large; raise the limit (`ulimit -f`)" in done.stderr
 
 
 def test_a_disk_that_takes_no_file(
