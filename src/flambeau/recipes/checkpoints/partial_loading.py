@@ -1,6 +1,6 @@
 """Load the parts of a state dict that fit, and report what happened to every tensor.
 
-加载 state dict 中合适的部分，并逐个说明每个张量的去向。
+加载 state dict 中与模型对得上的部分，并逐个说明每个张量有没有加载。
 
 Source: original; positions are resampled as in Dosovitskiy et al., "An image is worth 16x16 words", ICLR
 2021.

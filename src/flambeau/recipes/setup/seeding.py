@@ -1,6 +1,6 @@
 """Seed every random generator of a process, and save and restore their states to the bit.
 
-为进程中的所有随机数发生器设定种子，并逐比特地保存与恢复它们的状态。
+为进程中的所有随机数生成器设定种子，并逐位保存与恢复它们的状态。
 
 Source: original; the generators are those of torch, of Python's `random` and of `numpy.random` (legacy,
 global).

@@ -1,6 +1,6 @@
 """The optimizer step in any precision: scale, unscale, clip, skip, and never wait for the device.
 
-任意精度下的优化器步骤：缩放、反缩放、裁剪、跳过，且从不等待设备。
+任意精度下的优化器一步：缩放、反缩放、裁剪、跳过，且从不等待设备。
 
 Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2 (loss scaling), with exactly
 the growth and back-off of torch.amp.GradScaler.
