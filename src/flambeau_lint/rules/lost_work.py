@@ -253,7 +253,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB455", "one-cycle-by-epoch",
         "OneCycleLR counts batches, and is stepped once per epoch: the rate never leaves its warm-up",
-        "OneCycleLR 按批次计数，却每轮只走一步：学习率始终停在预热阶段",
+        "OneCycleLR 按批次计数，却每个 epoch 只调用一次：学习率始终停在预热阶段",
         _CYCLE % "    ", _CYCLE % "        ",
         attributes=("step",), check=_cycle_by_epoch,
     ),

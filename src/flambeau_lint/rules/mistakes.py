@@ -647,7 +647,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB406", "no-set-epoch",
         "a DistributedSampler without `set_epoch(epoch)` gives the same order in each epoch",
-        "DistributedSampler 不调用 `set_epoch(epoch)` 时每轮的顺序都相同",
+        "DistributedSampler 不调用 `set_epoch(epoch)` 时每个 epoch 的顺序都相同",
         "from torch.utils.data import DistributedSampler\n\nsampler = DistributedSampler([1, 2, 3], 1, 0)\nout = []\n"
         "for epoch in range(2):\n    out += list(sampler)\n",
         "from torch.utils.data import DistributedSampler\n\nsampler = DistributedSampler([1, 2, 3], 1, 0)\nout = []\n"

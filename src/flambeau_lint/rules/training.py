@@ -222,7 +222,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB2150", "scheduler-step-epoch",
         "an epoch given to `scheduler.step()` is deprecated since torch 1.4: call `step()` once per epoch",
-        "给 `scheduler.step()` 传入 epoch 自 torch 1.4 起已弃用：每轮调用一次 `step()` 即可",
+        "给 `scheduler.step()` 传入 epoch 自 torch 1.4 起已弃用：每个 epoch 调用一次 `step()` 即可",
         _STEP + "scheduler.step(1)\nout = scheduler.get_last_lr()\n",
         _STEP + "scheduler.step()\nout = scheduler.get_last_lr()\n",
         "A number that does not count up by one each time is another schedule: start from last_epoch=.",
@@ -232,7 +232,7 @@ RULES: list[Rule] = [
         "FLB401", "scheduler-get-lr",
         "`scheduler.get_lr()` outside of a step gives a wrong rate in the epochs that change it: write"
         " `get_last_lr()`",
-        "在步骤之外调用 `scheduler.get_lr()` 会在学习率变化的轮次得到错误的值：改用 `get_last_lr()`",
+        "在步骤之外调用 `scheduler.get_lr()` 会在学习率变化的那个 epoch 得到错误的值：改用 `get_last_lr()`",
         _STEP + "out = scheduler.get_lr()\n", _STEP + "out = scheduler.get_last_lr()\n",
         deprecated="1.4", fix="safe", runs="UserWarning", attributes=("get_lr",), check=_get_lr,
     ),

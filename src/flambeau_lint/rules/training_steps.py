@@ -627,7 +627,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB448", "rate-from-zero",
         "`lambda t: t / n` starts with a rate of 0 for a whole epoch and grows without an end: `min(1, (t + 1) / n)`",
-        "`lambda t: t / n` 第一轮学习率为 0，之后无限增长：改用 `min(1, (t + 1) / n)`",
+        "`lambda t: t / n` 第一个 epoch 的学习率为 0，之后无限增长：改用 `min(1, (t + 1) / n)`",
         f"{_STEP}scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: t / 10)\n"
         "out = scheduler.get_last_lr()\n",
         f"{_STEP}scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1, (t + 1) / 10))\n"
