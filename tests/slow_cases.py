@@ -217,6 +217,8 @@ CASES = {
     "inspection/test_model_summary.py::test_a_process_that_looked_can_train_and_then_fork_ranks": 0,
     "inspection/test_model_summary.py::test_figures_of_known_models": 3,
     "inspection/test_receptive_field.py::test_networks_of_the_paper": 1,
+    "lint/test_lint_engine.py::test_the_same_lines_2000_times": 3,
+    "lint/test_lint_engine.py::test_the_work_grows_with_the_file": 14,
     "parallel/gradient_sync/test_fixed_parts.py::test_several_processes_have_the_bits_of_one": 0,
     "parallel/gradient_sync/test_fsdp.py::test_gradient_that_is_not_finite_on_one_rank_stops_all": 1,
     "parallel/gradient_sync/test_fsdp.py::test_memory_of_a_rank_falls": 1,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Optional
 
-from flambeau_lint.program import Program
+from flambeau_lint.program import Place, Program, once
 from flambeau_lint.rule import Edit, Fix
 
 _BETWEEN = re.compile(rb"\s*,\s*")
@@ -126,8 +126,8 @@ def name_for(
     best = ("", "")
     for name, meaning in program.module_imports.items():
         fits = dotted == meaning or dotted.startswith(f"{meaning}.")
-        is_seen = program.bindings(name, near) == program.bindings(name, program.tree)
-        if fits and is_seen and len(meaning) > len(best[1]):
+        is_better = fits and len(meaning) > len(best[1])
+        if is_better and program.bindings(name, near) == program.bindings(name, program.tree):
             best = (name, meaning)
     if best[0]:
         return best[0] + dotted[len(best[1]) :], ()
@@ -188,16 +188,21 @@ def _kept_attribute(program: Program, node: ast.AST, dotted: str) -> str:
 def uses_of(program: Program, alias: ast.alias) -> Optional[list[ast.Name]]:
     """All uses of a name that an import binds; None if something else binds it, or a string may name it."""
     name = alias.asname or alias.name.partition(".")[0]
-    found = []
-    for node in program.loads.get(name, ()):
-        bound = program.bindings(name, node)
-        if alias not in bound:
-            continue
-        if len(bound) > 1:
-            return None
-        found.append(node)
-    if any(one.value == name for one in program.strings):
+    if name in program.texts:
         return None  # __all__, getattr, a forward annotation
+    return _uses_by_binding(program, name).get(alias, [])
+
+
+@once
+def _uses_by_binding(program: Program, name: str) -> dict[ast.AST, Optional[list[ast.Name]]]:
+    """The uses of a name by what binds it; None if something else does, too."""
+    by_place: dict[Optional[Place], list[ast.Name]] = {}
+    for node in program.loads.get(name, ()):
+        by_place.setdefault(program.place_of(node), []).append(node)
+    found: dict[ast.AST, Optional[list[ast.Name]]] = {}
+    for uses in by_place.values():
+        bound = program.bindings(name, uses[0])
+        found.update(dict.fromkeys(bound, uses if len(bound) == 1 else None))
     return found
 
 

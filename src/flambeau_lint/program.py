@@ -5,13 +5,14 @@ A name is resolved only if all that is ever assigned to it in its scope gives th
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
-from typing import Optional, Union
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from functools import cached_property, wraps
+from typing import Any, Callable, Optional, TypeVar, Union, cast
 
 from flambeau_lint.source import Source
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+Loop = (ast.For, ast.While, ast.AsyncFor)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = frozenset((ast.Module, ast.Lambda, ast.ClassDef, *Function, *_COMPREHENSIONS))
 # What an older or newer library raises: a name or an argument that it does not have.
@@ -64,6 +65,27 @@ def _fields(cls: type) -> tuple[str, ...]:
     return tuple(name for name in cls._fields if name not in plain)  # type: ignore[attr-defined]
 
 
+Place = tuple[str, Optional[ast.AST]]
+"""What all uses of a variable share: its name and the scope that binds it; of `self.x` '.x' and the class."""
+Question = TypeVar("Question", bound=Callable[..., Any])
+
+
+def once(question: Question) -> Question:
+    """A function of a program and of some words that is called once for the same ones.
+
+    For what many nodes ask alike: answered anew for each of them, a file of many lines takes minutes.
+    """
+
+    @wraps(question)
+    def answer(program: "Program", *words: Hashable) -> Any:
+        key = (question, words)
+        if key not in program.answers:
+            program.answers[key] = question(program, *words)
+        return program.answers[key]
+
+    return cast(Question, answer)
+
+
 class Program:
     """A tree with its names."""
 
@@ -82,6 +104,8 @@ class Program:
         self._star_modules: list[str] = []
         self._tables: dict[str, dict[ast.AST, list[ast.AST]]] = {}
         self._dotted: dict[ast.AST, str] = {}
+        self._meanings: dict[Place, str] = {}
+        self.answers: dict[Hashable, Any] = {}
         self._attribute_stores: dict[str, list[ast.Attribute]] = {}
         self._only_stores: dict[tuple[ast.ClassDef, str], Optional[ast.AST]] = {}
         self.imports: list[Union[ast.Import, ast.ImportFrom]] = []
@@ -169,6 +193,11 @@ class Program:
         for name in node.names:  # type: ignore[attr-defined]
             self._globals.setdefault(name, []).append(node)
 
+    @once
+    def says(self, text: bytes) -> bool:
+        """Whether a text stands anywhere in the file."""
+        return text in self.source.data
+
     # ------------------------------------------------------------ scopes
 
     def parents_of(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -201,10 +230,13 @@ class Program:
         if isinstance(self.parents.get(node), ast.NamedExpr):
             while isinstance(scope, _COMPREHENSIONS):
                 scope = self.scope_of(scope)
-        for other in self._globals.get(name, ()):
-            if self.scope_of(other) is scope:
-                return self.tree
-        return scope
+        is_global = name in self._globals and scope in self._scopes_of_global(name)
+        return self.tree if is_global else scope
+
+    @once
+    def _scopes_of_global(self, name: str) -> set[ast.AST]:
+        """Those in which `global` or `nonlocal` says a name."""
+        return {self.scope_of(one) for one in self._globals[name]}
 
     def bindings(self, name: str, node: ast.AST) -> list[ast.AST]:
         """All that binds a name in the innermost scope, seen from a node, that binds it."""
@@ -269,16 +301,19 @@ class Program:
             return ""
         found = self._dotted.get(node)
         if found is None:
-            self._dotted[node] = ""  # a name that is made of itself
             found = self._dotted[node] = self._resolve(node)
         return found
 
     def _resolve(self, node: ast.Name) -> str:
-        found = self.bindings(node.id, node)
+        scope, found = self._find(node.id, node)
         if not found:
             return self._from_star(node.id)
-        answers = {self._of_binding(one) for one in found}
-        return answers.pop() if len(answers) == 1 else ""
+        place = (node.id, scope)
+        if place not in self._meanings:
+            self._meanings[place] = ""  # a name that is made of itself
+            answers = {self._of_binding(one) for one in found}
+            self._meanings[place] = answers.pop() if len(answers) == 1 else ""
+        return self._meanings[place]
 
     def _from_star(self, name: str) -> str:
         if self.is_bound(name) or not self._star_modules:
@@ -390,11 +425,20 @@ class Program:
                 todo.extend(more)
         return lines
 
+    @cached_property
+    def _families(self) -> dict[ast.ClassDef, set[ast.ClassDef]]:
+        """Each class with those that derive from it, and all that these derive from."""
+        families: dict[ast.ClassDef, set[ast.ClassDef]] = {}
+        for line in self._lineages.values():
+            for owner in line:
+                families.setdefault(owner, set()).update(line)
+        return families
+
     def _only_store(self, owner: ast.ClassDef, name: str) -> Optional[ast.AST]:
         """What alone binds an attribute in a class and in all related to it; None if that is not sure."""
         key = (owner, name)
         if key not in self._only_stores:
-            family = set().union(*(line for line in self._lineages.values() if owner in line))
+            family = self._families[owner]
             stores = self._stores_of(name, family)
             is_given = len(stores) == 1 and stores[0][0] in self._lineages[owner]
             store = stores[0][1] if is_given else None
@@ -412,20 +456,26 @@ class Program:
         self, name: str, family: Collection[ast.ClassDef]
     ) -> list[tuple[ast.ClassDef, ast.AST]]:
         """What gives an attribute to some classes or their objects; nothing if some object may be any."""
-        found: list[tuple[ast.ClassDef, ast.AST]] = []
+        given = self._given_to_objects(name)
+        if None in given:
+            return []
+        scopes = self._by_scope(name)
+        return [
+            (owner, store)
+            for owner in family
+            for store in (*given.get(owner, ()), *scopes.get(owner, ()))
+            if not self._is_declared(store)
+        ]
+
+    @once
+    def _given_to_objects(self, name: str) -> dict[Optional[ast.ClassDef], list[ast.AST]]:
+        """What gives an attribute to objects, by their class; None is the class of those that may be any."""
+        found: dict[Optional[ast.ClassDef], list[ast.AST]] = {}
         for store in self._attribute_stores.get(name, ()):
             is_name = isinstance(store.value, ast.Name)
             owner = self._class_of_self(store.value) if is_name else None  # type: ignore[arg-type]
-            if owner is None:
-                return []
-            found.append((owner, store))
-        scopes = self._by_scope(name)
-        found.extend((owner, store) for owner in family for store in scopes.get(owner, ()))
-        return [
-            (owner, store)
-            for owner, store in found
-            if owner in family and not self._is_declared(store)
-        ]
+            found.setdefault(owner, []).append(store)
+        return found
 
     def _is_declared(self, node: ast.AST) -> bool:
         """Whether `name: type` says no more than that."""
@@ -434,42 +484,64 @@ class Program:
 
     def _is_set_by_name(self, name: str, family: Collection[ast.ClassDef]) -> bool:
         """Whether a string may say the attribute's name: setattr(self, key, value)."""
-        if any(one.value == name for one in self.strings):
-            return True
+        return name in self.texts or not self._set_by_name.isdisjoint(family)
+
+    @cached_property
+    def texts(self) -> set[object]:
+        """All strings of the file."""
+        return {one.value for one in self.strings}
+
+    @cached_property
+    def _set_by_name(self) -> set[Optional[ast.ClassDef]]:
+        """The classes in which a string may say the name of any attribute."""
         ways: list[ast.AST] = [*self.loads.get("setattr", ()), *self.loads.get("vars", ())]
         ways += [*self.attributes.get("__dict__", ()), *self.attributes.get("__setattr__", ())]
-        return any(self.class_of(one) in family for one in ways)
+        return {self.class_of(one) for one in ways}
 
     # ------------------------------------------------------------ values
 
     def values_of(self, node: ast.AST) -> list[ast.expr]:
         """All that is ever assigned to a name or to an attribute of self; empty if something is unknown."""
+        place = self.place_of(node)
+        return self.values_at(place) if place else []
+
+    def place_of(self, node: ast.AST) -> Optional[Place]:
+        """The key of a name or of an attribute of self, by which `once` answers the same to all its uses."""
         if isinstance(node, ast.Name):
-            stores: Sequence[ast.AST] = self.bindings(node.id, node)
-        elif (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "self"
-        ):
-            owner = self.class_of(node)
-            same = self.attributes.get(node.attr, ())
-            stores = [
-                one
-                for one in same
-                if isinstance(one.ctx, ast.Store)
-                and isinstance(one.value, ast.Name)
-                and one.value.id == "self"
-                and self.class_of(one) is owner
-            ]
-        else:
-            return []
-        values = []
-        for store in stores:
-            value = self._assigned(store)
-            if value is None:
-                return []
-            values.append(value)
-        return values
+            return node.id, self._find(node.id, node)[0]
+        if _is_of_self(node):
+            return f".{node.attr}", self.class_of(node)  # type: ignore[attr-defined]
+        return None
+
+    @once
+    def values_at(self, place: Place) -> list[ast.expr]:
+        """What values_of gives for each use of a variable."""
+        values = [self._assigned(store) for store in self.stores_at(place)]
+        return [] if None in values else values  # type: ignore[return-value]
+
+    def stores_at(self, place: Place) -> Sequence[ast.AST]:
+        """All that binds a variable."""
+        name, scope = place
+        if not name.startswith("."):
+            return self._by_scope(name).get(scope, ())  # type: ignore[arg-type]
+        same = self.attributes_by_class(name[1:]).get(scope, ())  # type: ignore[arg-type]
+        return [one for one in same if isinstance(one.ctx, ast.Store) and _is_of_self(one)]
+
+    @once
+    def of_all(
+        self, question: Callable[..., bool], place: Optional[Place], *words: Hashable
+    ) -> bool:
+        """Whether something is assigned to a variable, and a function says yes to all that ever is."""
+        values = self.values_at(place) if place else []
+        return bool(values) and all(question(self, value, *words) for value in values)
+
+    @once
+    def attributes_by_class(self, name: str) -> dict[Optional[ast.ClassDef], list[ast.Attribute]]:
+        """All attributes of a name, by the class that they stand in."""
+        found: dict[Optional[ast.ClassDef], list[ast.Attribute]] = {}
+        for one in self.attributes.get(name, ()):
+            found.setdefault(self.class_of(one), []).append(one)
+        return found
 
     def class_of(self, node: ast.AST) -> Optional[ast.ClassDef]:
         return next((p for p in self.parents_of(node) if isinstance(p, ast.ClassDef)), None)
@@ -477,13 +549,22 @@ class Program:
     def function_of(self, node: ast.AST) -> Optional[ast.AST]:
         return next((p for p in self.parents_of(node) if isinstance(p, Function)), None)
 
+    def loop_of(self, node: ast.AST) -> Optional[ast.AST]:
+        return next((p for p in self.parents_of(node) if isinstance(p, Loop)), None)
+
     def made_by(self, node: ast.AST) -> frozenset[str]:
         """The functions whose call gave an object, one of them; empty if that is not known."""
         if isinstance(node, ast.Call):
             name = self.dotted(node.func)
             return frozenset({name} if name else ())
+        place = self.place_of(node)
+        return self.made_at(place) if place else frozenset()
+
+    @once
+    def made_at(self, place: Place) -> frozenset[str]:
+        """What made_by gives for each use of a variable."""
         found: set[str] = set()
-        for value in self.values_of(node):
+        for value in self.values_at(place):
             if isinstance(value, ast.Constant) and value.value is None:
                 continue
             names = self.made_by(value) if isinstance(value, ast.Call) else frozenset()
@@ -511,6 +592,28 @@ class Program:
             child = parent
         return False
 
+    # ------------------------------------------------------------ statements
+
+    def index_of(self, statement: ast.AST) -> tuple[Sequence[ast.stmt], int]:
+        """The list of statements that one stands in, and its place there; (), 0 if it stands in none."""
+        return self._indexes(self.parents.get(statement)).get(statement, ((), 0))
+
+    @once
+    def _indexes(self, parent: Optional[ast.AST]) -> dict[ast.AST, tuple[Sequence[ast.stmt], int]]:
+        bodies = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]
+        lists = [body for body in bodies if isinstance(body, list)]
+        return {one: (body, index) for body in lists for index, one in enumerate(body)}
+
+    @once
+    def methods_in(self, statement: ast.AST) -> dict[str, ast.Attribute]:
+        """The methods that a statement calls, in whatever objects: of each name the outermost one."""
+        found: dict[str, ast.Attribute] = {}
+        for node in ast.walk(statement):
+            method = node.func if isinstance(node, ast.Call) else None
+            if isinstance(method, ast.Attribute):
+                found.setdefault(method.attr, method)
+        return found
+
     # ------------------------------------------------------------ what is not to be reported
 
     def is_guarded(self, node: ast.AST) -> bool:
@@ -533,8 +636,12 @@ class Program:
 
     def _is_of_import(self, parent: ast.AST) -> bool:
         """Whether it is an `if` that asks for a name which `except ImportError` has set."""
-        test = parent.test if isinstance(parent, ast.If) else None
-        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)] if test else []
+        return isinstance(parent, ast.If) and self._asks_for_import(parent)
+
+    @once
+    def _asks_for_import(self, parent: ast.If) -> bool:
+        test = parent.test
+        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)]
         around = (
             parent
             for name in names
@@ -575,6 +682,11 @@ class Program:
                     yield dotted, parent
                     chain = parent
                     parent = self.parents.get(chain)
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    is_of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    return is_of_name and node.value.id == "self"  # type: ignore[attr-defined]
 
 
 def _begins_with(

@@ -60,8 +60,8 @@ class Source:
 
     def line(self, number: int) -> str:
         """The text of a line, counted from 1, without its end."""
-        starts = [*self.starts, len(self.data)]
-        return self.data[starts[number - 1] : starts[number]].decode("utf-8").rstrip("\r\n")
+        start, *end = self.starts[number - 1 : number + 1]
+        return self.data[start : end[0] if end else None].decode("utf-8").rstrip("\r\n")
 
 
 def decode(raw: bytes) -> tuple[bytes, str, bytes]:

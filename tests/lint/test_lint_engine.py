@@ -9,7 +9,6 @@ import torch
 
 from flambeau_lint.checked_file import check, fixed
 from flambeau_lint.engine import RuleSet, fix, lint
-from flambeau_lint.program import Program
 from flambeau_lint.rules.catalog import RULES
 from flambeau_lint.source import Source, Unreadable, decode, parse
 
@@ -818,15 +817,66 @@ def test_what_a_model_becomes_later(line: str, expected: list[str]) -> None:
     assert found(text.format("net = read()")) == []
 
 
-def test_the_work_grows_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The imports of a file are looked up once, and not for each finding among all of its names."""
-    looked = []
-    find = Program._find
-    monkeypatch.setattr(Program, "_find", lambda *words: looked.append(1) or find(*words))
+_STEP = "optimizer.zero_grad()\nloss = criterion(model(x), y)\nloss.backward()\n"
+_MADE = "criterion = nn.CrossEntropyLoss()\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+# What tutorials, notebooks and generated tests repeat, of the same names.
+REPEATED = {
+    "other names": "y# = torch.ger(a, b)\n",
+    "the same name": "y = torch.ger(y, b)\n",
+    "a loss": "loss = f(x)\nprint(loss.data[0])\n",
+    "of itself": "loss = loss / 2\nloss = other + loss\nother = loss\nprint(loss.data[0])\n",
+    "a softmax": "y = F.softmax(x, 1)\nF.cross_entropy(y, t)\n",
+    "a step": f"{_STEP}optimizer.step()\n",
+    "all made anew": f"{_MADE}{_STEP}optimizer.step()\nloss.data[0]\n",
+    "a clip": f"{_STEP}{_CLIP}optimizer.step()\n",
+    "a clip too early": f"optimizer.zero_grad()\n{_CLIP}loss = criterion(model(x), y)\n",
+    "loops": f"for x, y in loader:\n{textwrap.indent(_STEP, '    ')}    total += loss\nx.cuda()\n",
+    "models": "net = nn.Linear(2, 2)\ntorch.save(net, path)\n",
+    "switches": "model.eval()\nfor x in loader:\n    model(x)\nmodel.train()\n",
+    "classes": "class Net(nn.Module):\n    def __init__(self):\n        self.layers = [nn.Linear(2, 2)]\n"
+    "        self.loss = nn.MSELoss()\n    def f(self):\n        self.loss(1, 2).data[0]\n",
+    "globals": "def f():\n    global loss\n    loss = f(loss)\n",
+}
+
+
+def repeated(name: str, times: int, *, in_function: bool) -> str:
+    head = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+    body = "".join(REPEATED[name].replace("#", f"{i}") for i in range(times))
+    if in_function:
+        return f"{head}def train(model, loader, optimizer):\n{textwrap.indent(body, '    ')}"
+    return head + body
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("in_function", [False, True])
+def test_the_work_grows_with_the_file(name: str, in_function: bool) -> None:
+    """What many lines ask alike is answered once, and not for each of them among all."""
     counts = []
-    for lines in (100, 400):
-        text = "import torch\n" + "".join(f"y{i} = torch.ger(a, b)\n" for i in range(lines))
-        looked.clear()
-        assert len(found(text)) == lines
-        counts.append(len(looked))
-    assert counts[1] < 5 * counts[0]
+    for times in (100, 300):
+        program = repeated(name, times, in_function=in_function).encode()
+        steps = [0]
+
+        def count(frame: object, event: str, argument: object, steps: list[int] = steps) -> None:
+            steps[0] += 1
+
+        sys.setprofile(count)
+        try:
+            check("a.py", program, RuleSet(RULES))
+        finally:
+            sys.setprofile(None)
+        counts.append(steps[0])
+    assert counts[1] < 3.5 * counts[0]
+
+
+@pytest.mark.parametrize("name", ["a loss", "a softmax", "a step", "all made anew", "a clip"])
+def test_the_same_lines_2000_times(name: str) -> None:
+    """It ends, and finds in each of them what it finds in one, and what stands behind them."""
+    rules = RuleSet(RULES)
+    once, often = (
+        lint(f"{repeated(name, times, in_function=True)}torch.ger(a, b)\n".encode(), rules)
+        for times in (2, 2000)
+    )
+    *codes, last = [one.code for one in once]
+    assert last == "FLB206"
+    assert [one.code for one in often] == [*codes * 1000, last]

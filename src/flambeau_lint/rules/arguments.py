@@ -223,15 +223,14 @@ def _data_source(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
     """super().__init__(data_source) of a sampler."""
     for owner in program.classes:
         bases = {program.dotted(base) for base in owner.bases}
-        if not bases & {"torch.utils.data.Sampler", "torch.utils.data.sampler.Sampler"}:
+        samplers = {"torch.utils.data.Sampler", "torch.utils.data.sampler.Sampler"}
+        if not bases & samplers or len(owner.bases) != 1:
             continue
-        for call in program.calls:
-            is_init = isinstance(call.func, ast.Attribute) and call.func.attr == "__init__"
-            if not is_init or program.class_of(call) is not owner or len(owner.bases) != 1:
-                continue
-            value = call.func.value  # type: ignore[attr-defined]
+        for init in program.attributes_by_class("__init__").get(owner, ()):
+            call = program.is_called(init)
+            value = init.value
             is_super = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "super"
-            if is_super and len(call.args) == 1 and not call.keywords:
+            if call is not None and is_super and len(call.args) == 1 and not call.keywords:
                 edit = edits.remove_argument(program, call, call.args[0])
                 yield finding(program, rule, call, edits.as_fix((edit,)))
 

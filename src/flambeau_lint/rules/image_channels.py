@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant
@@ -53,7 +53,18 @@ def _uses(program: Program, compose: ast.Call) -> list[ast.expr]:
     target = parent.targets[0]
     if len(parent.targets) > 1 or not isinstance(target, ast.Name):
         return []
-    return [use for use in program.loads.get(target.id, ()) if program.values_of(use) == [compose]]
+    return _uses_of_only_value(program, target.id).get(compose, [])
+
+
+@once
+def _uses_of_only_value(program: Program, name: str) -> dict[ast.expr, list[ast.expr]]:
+    """The uses of a name, by the only value that they can have."""
+    found: dict[ast.expr, list[ast.expr]] = {}
+    for use in program.loads.get(name, ()):
+        values = program.values_of(use)
+        if len(values) == 1:
+            found.setdefault(values[0], []).append(use)
+    return found
 
 
 def _is_for_gray(program: Program, use: ast.expr) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Check, Finding, Rule
 
@@ -71,7 +71,13 @@ def _ends_with(program: Program, node: Optional[ast.expr], kind: Activation) -> 
     found = program.bindings(made.func.id, made.func) if isinstance(made.func, ast.Name) else []
     if len(found) != 1 or not isinstance(found[0], ast.ClassDef) or not program.is_module(found[0]):
         return None
-    for method in found[0].body:
+    return _returned(program, found[0], kind)
+
+
+@once
+def _returned(program: Program, owner: ast.ClassDef, kind: Activation) -> Optional[ast.AST]:
+    """The one `return` of forward(), if it returns the activation."""
+    for method in owner.body:
         if isinstance(method, ast.FunctionDef) and method.name == "forward":
             returns = [one for one in ast.walk(method) if isinstance(one, ast.Return)]
             if len(returns) == 1 and _applied(program, returns[0].value, kind):

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Place, Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.mistakes import SCALERS
 from flambeau_lint.rules.training import OPTIMIZERS
 from flambeau_lint.rules.training_steps import (
     CLIPS,
-    LOOPS,
-    method_called,
-    siblings,
+    calls_around,
+    loops_of,
+    places_of_calls,
     statement_of,
 )
 
@@ -34,16 +34,10 @@ def _clipped_after_step(program: Program, rule: Rule, node: ast.AST) -> Iterator
     statement = statement_of(program, node)
     if statement is None:
         return
-    before, after = siblings(program, statement)
-    for index, one in reversed(list(enumerate(before))):
-        if method_called(one, "backward"):
-            return
-        if method_called(one, "step"):
-            is_made = any(method_called(other, "backward") for other in before[:index])
-            is_last = not any(method_called(other, "step") for other in after)
-            if is_made and is_last:
-                yield finding(program, rule, node)
-            return
+    made = calls_around(program, statement, "backward")[0]
+    step, next_step = calls_around(program, statement, "step")
+    if 0 <= made < step and next_step == len(program.index_of(statement)[0]):
+        yield finding(program, rule, node)
 
 
 def _no_update(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -63,18 +57,27 @@ def _kept_not_copied(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fi
     if not isinstance(assign, ast.Assign) or len(assign.targets) != 1:
         return
     around = list(program.parents_of(assign))
-    loop = next((one for one in around if isinstance(one, LOOPS)), None)
+    loop = program.loop_of(assign)
     if loop is None or not any(isinstance(one, ast.If) for one in around[: around.index(loop)]):
         return
-    kept = program.source.text_of(assign.targets[0])
-    for other in program.attributes.get("load_state_dict", ()):
-        reading = program.is_called(other)
-        given = program.source.text_of(reading.args[0]) if reading and reading.args else ""
-        is_behind = not any(parent is loop for parent in program.parents_of(other))
-        is_here = program.function_of(other) is program.function_of(node)
-        if given == kept and is_behind and is_here and other.lineno > assign.lineno:
+    kept = (program.function_of(node), program.source.text_of(assign.targets[0]))
+    for other in reversed(_loaded(program).get(kept, ())):
+        if other.lineno <= assign.lineno:
+            return
+        if not any(parent is loop for parent in program.parents_of(other)):
             yield finding(program, rule, assign.value)
             return
+
+
+@once
+def _loaded(program: Program) -> dict[tuple[Optional[ast.AST], str], list[ast.Attribute]]:
+    """Each load_state_dict, in the order of lines, by its function and by what it is given."""
+    found: dict[tuple[Optional[ast.AST], str], list[ast.Attribute]] = {}
+    for one in sorted(program.attributes.get("load_state_dict", ()), key=lambda one: one.lineno):
+        call = program.is_called(one)
+        given = program.source.text_of(call.args[0]) if call and call.args else ""
+        found.setdefault((program.function_of(one), given), []).append(one)
+    return found
 
 
 def _layer_too_late(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -86,7 +89,9 @@ def _layer_too_late(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
         return
     if "add_param_group" in program.attributes or len(program.values_of(statement.targets[0])) > 1:
         return
-    for one in siblings(program, statement)[1]:
+    body, index = program.index_of(statement)
+    for place in range(index + 1, len(body)):
+        one = body[place]
         if not isinstance(one, ast.Assign) or not isinstance(one.value, ast.Call):
             continue
         dotted = program.dotted(one.value.func)
@@ -113,23 +118,21 @@ def _moved_in_vain(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
             call = program.is_called(method)
             statement = statement_of(program, call) if call is not None else None
             owner = method.value
-            if (
-                statement is None
-                or not isinstance(owner, ast.Name)
-                or not _is_tensor(program, owner)
-            ):
+            place = program.place_of(owner) if isinstance(owner, ast.Name) else None
+            if statement is None or place is None or not _is_tensor(program, place):
                 continue
             start = program.source.start_of(statement)
-            fix = Fix((Edit(start, start, f"{owner.id} = "),), is_safe=False)
+            fix = Fix((Edit(start, start, f"{place[0]} = "),), is_safe=False)
             yield finding(program, rule, call or method, fix)
 
 
-def _is_tensor(program: Program, node: ast.Name) -> bool:
+@once
+def _is_tensor(program: Program, place: Place) -> bool:
     """Whether it is made by torch, or one of the pair that a loader gives."""
-    made = program.made_by(node)
+    made = program.made_at(place)
     if made:
         return all(one in {f"torch.{name}" for name in _MAKERS} for one in made)
-    found = program.bindings(node.id, node)
+    found = program.stores_at(place)
     return bool(found) and all(_is_of_loader(program, one) for one in found)
 
 
@@ -142,7 +145,7 @@ def _is_of_loader(program: Program, node: ast.AST) -> bool:
         return False
     text = program.source.text_of(loop.iter)
     is_counted = text.startswith("enumerate(")
-    is_made = any(method_called(one, "backward") for one in loop.body)
+    is_made = bool(places_of_calls(program, loop.body[0], "backward"))
     return is_made and is_counted == (pair is not loop.target) and bool(_LOADER.search(text))
 
 
@@ -152,35 +155,37 @@ def _cycle_by_epoch(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
     call = program.is_called(node)
     if call is None or program.made_by(node.value) != {_ONE_CYCLE}:
         return
-    makers = program.values_of(node.value)
-    if not all(
-        isinstance(one, ast.Call) and edits.keyword(one, "steps_per_epoch") for one in makers
-    ):
-        return
-    loop = _loop_around(program, call)
-    for one in program.attributes.get("backward", ()):
-        inner = _loop_around(program, one)
-        if inner is not None and any(parent is loop for parent in program.parents_of(inner)):
-            yield finding(program, rule, call)
-            return
+    place = program.place_of(node.value)
+    is_by_batch = place is None or program.of_all(_has_steps_per_epoch, place)
+    if is_by_batch and program.loop_of(call) in _around_training(program):
+        yield finding(program, rule, call)
 
 
-def _loop_around(program: Program, node: ast.AST) -> Optional[ast.AST]:
-    return next((one for one in program.parents_of(node) if isinstance(one, LOOPS)), None)
+def _has_steps_per_epoch(program: Program, node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and edits.keyword(node, "steps_per_epoch") is not None
+
+
+@once
+def _around_training(program: Program) -> set[ast.AST]:
+    """All that stands around the loops that call backward()."""
+    inner = [loop for loop in loops_of(program, "backward") if loop is not None]
+    return {parent for loop in inner for parent in program.parents_of(loop)}
 
 
 def _each_rank_saves(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """torch.save(...) in a program of several processes that never asks for its rank."""
-    data = program.source.data
-    is_parallel = b"init_process_group" in data and b"DistributedDataParallel" in data
-    is_own = "rank" in program.source.text_of(node)
-    if is_parallel and not is_own and not _ASKS_RANK.search(_code_only(data)):
+    if _never_asks_rank(program) and "rank" not in program.source.text_of(node):
         yield finding(program, rule, node)
 
 
-def _code_only(data: bytes) -> bytes:
-    """Without the `if __name__ == '__main__'` and `def main` that most scripts have."""
-    return re.sub(rb"__main__|\bmain\(", b"", data)
+@once
+def _never_asks_rank(program: Program) -> bool:
+    """Whether a program of several processes does the same in each."""
+    data = program.source.data
+    if b"init_process_group" not in data or b"DistributedDataParallel" not in data:
+        return False
+    # Not `if __name__ == '__main__'` and `def main`, which most scripts have.
+    return _ASKS_RANK.search(re.sub(rb"__main__|\bmain\(", b"", data)) is None
 
 
 _NET = "import torch\n\nnet = torch.nn.Linear(2, 2)\n"

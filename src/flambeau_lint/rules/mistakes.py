@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Optional, Union
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Check, Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant
+from flambeau_lint.rules.training_steps import loops_of
 
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _CLIPS = (
     "torch.nn.utils.clip_grad_norm_",
@@ -28,45 +28,43 @@ SCALERS = {
 }
 
 
-def _block_of(program: Program, node: ast.AST) -> ast.AST:
-    return program.function_of(node) or program.tree
-
-
-def _method_calls(program: Program, name: str, block: ast.AST) -> list[ast.Call]:
-    """Calls of `.name()` within a function, in the order of the source."""
-    found = []
+@once
+def _method_calls(program: Program, name: str) -> dict[Optional[ast.AST], list[ast.Call]]:
+    """Calls of `.name()` by the function that they stand in, in the order of lines."""
+    found: dict[Optional[ast.AST], list[ast.Call]] = {}
     for attribute in program.attributes.get(name, ()):
         call = program.is_called(attribute)
-        if call is not None and _block_of(program, call) is block:
+        if call is not None:
+            found.setdefault(program.function_of(call), []).append(call)
+    return {block: sorted(calls, key=lambda call: call.lineno) for block, calls in found.items()}
+
+
+@once
+def _scaled(program: Program, block: Optional[ast.AST]) -> list[ast.Call]:
+    """scaler.scale(loss) of scaler.scale(loss).backward() within a function."""
+    found = []
+    for call in _method_calls(program, "scale").get(block, ()):
+        made = program.made_by(call.func.value)  # type: ignore[attr-defined]
+        parent = program.parents.get(call)
+        is_made = isinstance(parent, ast.Attribute) and parent.attr == "backward"
+        if made and made <= SCALERS and is_made:
             found.append(call)
-    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+    return found
 
 
 def _clip_scaled(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """scaler.scale(loss).backward(), then a clip, and no unscale_ before it."""
+    """scaler.scale(loss).backward(), then a clip, and no unscale_ in the file."""
     assert isinstance(node, ast.Call)
-    block = _block_of(program, node)
-    scales = []
-    for call in _method_calls(program, "scale", block):
-        owner = call.func.value  # type: ignore[attr-defined]
-        made = program.made_by(owner)
-        parent = program.parents.get(call)
-        if (
-            made
-            and made <= SCALERS
-            and isinstance(parent, ast.Attribute)
-            and parent.attr == "backward"
-        ):
-            scales.append(call)
-    before = [
-        call
-        for call in scales
-        if call.lineno < node.lineno and not program.are_alternatives(call, node)
-    ]
-    unscaled = _method_calls(program, "unscale_", block)
-    steps = [call for call in _method_calls(program, "step", block) if call.lineno > node.lineno]
-    if before and steps and not unscaled and "unscale_" not in program.attributes:
-        yield finding(program, rule, node)
+    block = program.function_of(node)
+    steps = _method_calls(program, "step").get(block, ())
+    if "unscale_" in program.attributes or not steps or steps[-1].lineno <= node.lineno:
+        return
+    for call in _scaled(program, block):
+        if call.lineno >= node.lineno:
+            return
+        if not program.are_alternatives(call, node):
+            yield finding(program, rule, node)
+            return
 
 
 def _module_prefix(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -89,11 +87,14 @@ def _set_epoch(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
     assert isinstance(node, ast.Call)
     shuffle = edits.keyword(node, "shuffle")
     is_off = shuffle is not None and constant(shuffle.value) is False
-    names = {
-        one.id for one in ast.walk(program.tree) if isinstance(one, ast.Name) and "epoch" in one.id
-    }
-    if names and not is_off and "set_epoch" not in program.attributes:
+    if not is_off and "set_epoch" not in program.attributes and _has_epochs(program):
         yield finding(program, rule, node.func)
+
+
+@once
+def _has_epochs(program: Program) -> bool:
+    names = (one.id for one in ast.walk(program.tree) if isinstance(one, ast.Name))
+    return any("epoch" in name for name in names)
 
 
 _STARTS = [
@@ -165,14 +166,21 @@ def _benchmark(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
         return
     if program.dotted(node) != "torch.backends.cudnn.benchmark":
         return
-    for other in program.attributes.get("deterministic", ()):
-        assign = program.parents.get(other)
-        is_same = program.parents.get(assign) is program.parents.get(statement) if assign else False
+    if program.parents.get(statement) in _around_deterministic(program):
+        fix = Fix((edits.replace(program, statement.value, "False"),), is_safe=False)
+        yield finding(program, rule, statement, fix)
+
+
+@once
+def _around_deterministic(program: Program) -> set[Optional[ast.AST]]:
+    """In what cudnn.deterministic = True stands."""
+    found = set()
+    for one in program.attributes.get("deterministic", ()):
+        assign = program.parents.get(one)
         is_set = isinstance(assign, ast.Assign) and constant(assign.value) is True
-        if is_same and is_set and program.dotted(other) == "torch.backends.cudnn.deterministic":
-            fix = Fix((edits.replace(program, statement.value, "False"),), is_safe=False)
-            yield finding(program, rule, statement, fix)
-            return
+        if is_set and program.dotted(one) == "torch.backends.cudnn.deterministic":
+            found.add(program.parents.get(assign))  # type: ignore[arg-type]
+    return found
 
 
 def _plain_list(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -211,8 +219,8 @@ def _stays_plain(
     if "add_module" in program.attributes or "register_module" in program.attributes:
         return False
     has_layers = not is_empty
-    for one in program.attributes.get(target.attr, ()):
-        if one is target or program.class_of(one) is not owner or _is_only_read(program, one):
+    for one in program.attributes_by_class(target.attr).get(owner, ()):
+        if one is target or _is_only_read(program, one):
             continue
         added = _appended(program, one)
         if added is None or not _makes_layer(program, added):
@@ -432,14 +440,10 @@ def _logsumexp(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
 def _accumulated(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """`total += loss` of a loss that backward() is called on keeps every graph."""
     for loop in ast.walk(program.tree):
-        if not isinstance(loop, _LOOPS):
-            continue
-        losses = set()
-        for attribute in program.attributes.get("backward", ()):
-            if isinstance(attribute.value, ast.Name) and _inner_loop(program, attribute) is loop:
-                losses.add(attribute.value.id)
-        for statement in ast.walk(loop):
-            if _keeps_one_of(statement, losses) and _inner_loop(program, statement) is loop:
+        made = loops_of(program, "backward").get(loop, ())
+        losses = {one.value.id for one in made if isinstance(one.value, ast.Name)}
+        for statement in ast.walk(loop) if losses else ():
+            if _keeps_one_of(statement, losses) and program.loop_of(statement) is loop:
                 yield finding(program, rule, statement)
 
 
@@ -458,10 +462,6 @@ def _keeps_one_of(statement: ast.AST, losses: "set[str]") -> bool:
     return is_kept and isinstance(value, ast.Name) and value.id in losses
 
 
-def _inner_loop(program: Program, node: ast.AST) -> Optional[ast.AST]:
-    return next((one for one in program.parents_of(node) if isinstance(one, _LOOPS)), None)
-
-
 def _undivided(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """backward() in each turn, step() in every n-th, and the loss divided by nothing."""
     assert isinstance(node, ast.Attribute)
@@ -477,16 +477,20 @@ def _undivided(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
     ):
         return
     has_modulo = any(isinstance(one, ast.Mod) for one in ast.walk(test.test))
-    loop = _inner_loop(program, call)
-    if not has_modulo or loop is None:
-        return
+    loop = program.loop_of(call)
+    whole = _whole_loss(program, loop) if has_modulo and loop is not None else None
+    if whole is not None:
+        yield finding(program, rule, whole)
+
+
+@once
+def _whole_loss(program: Program, loop: ast.AST) -> Optional[ast.Call]:
+    """The first backward() of a loop that divides nothing."""
     text = program.source.text_of(loop)
-    is_whole = "/" not in text and "reduction='sum'" not in text and "scaler" not in text
-    for one in program.attributes.get("backward", ()) if is_whole else ():
-        made_here = program.is_called(one)
-        if made_here is not None and _inner_loop(program, one) is loop:
-            yield finding(program, rule, made_here)
-            return
+    if "/" in text or "reduction='sum'" in text or "scaler" in text:
+        return None
+    calls = (program.is_called(one) for one in loops_of(program, "backward").get(loop, ()))
+    return next((one for one in calls if one is not None), None)
 
 
 def _scheduler_first(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -497,24 +501,32 @@ def _scheduler_first(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fi
     loop = program.parents.get(statement) if statement is not None else None
     made = program.made_by(node.value)
     is_scheduler = bool(made) and all(name.startswith("torch.optim.lr_scheduler.") for name in made)
-    if not is_scheduler or not isinstance(loop, (ast.For, ast.While)) or statement not in loop.body:
+    if not is_scheduler or statement is None or not isinstance(loop, (ast.For, ast.While)):
         return
-    later = loop.body[loop.body.index(statement) + 1 :]
-    earlier = loop.body[: loop.body.index(statement)]
-    if _steps(program, later) and not _steps(program, earlier):
+    body, index = program.index_of(statement)
+    steps = _steps_of(program, loop) if body is loop.body else []
+    if steps and index < steps[-1] and not steps[0] < index:
         yield finding(program, rule, call or node)
 
 
-def _steps(program: Program, body: list[ast.stmt]) -> bool:
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Attribute) and node.attr == "step":
-                made = program.made_by(node.value)
-                if made and all(
-                    one.startswith("torch.optim.") and "lr_scheduler" not in one for one in made
-                ):
-                    return True
-    return False
+@once
+def _steps_of(program: Program, loop: Union[ast.For, ast.While]) -> list[int]:
+    """Which statements of a loop step an optimizer."""
+    around = _around_steps(program)
+    return [index for index, statement in enumerate(loop.body) if statement in around]
+
+
+@once
+def _around_steps(program: Program) -> set[ast.AST]:
+    """All that stands around the steps of optimizers."""
+    found: set[ast.AST] = set()
+    for node in program.attributes.get("step", ()):
+        made = program.made_by(node.value)
+        if made and all(
+            one.startswith("torch.optim.") and "lr_scheduler" not in one for one in made
+        ):
+            found.update(program.parents_of(node))
+    return found
 
 
 def _anomaly(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -581,7 +593,7 @@ def _local_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     names = [constant(one) for one in call.args] if call is not None else []
     if call is None or "--local_rank" not in names or "--local-rank" in names:
         return
-    if b"torch.distributed" not in program.source.data:
+    if not program.says(b"torch.distributed"):
         return
     end = program.source.end_of(call.args[-1])
     fix = None if edits.is_in_fstring(program, call) else Fix((Edit(end, end, ", '--local-rank'"),))

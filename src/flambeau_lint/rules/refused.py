@@ -2,11 +2,12 @@
 
 import ast
 import builtins
+import math
 from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.argument_rows import constant
@@ -18,7 +19,7 @@ _SET_NO_RANK = ("torch", "numpy", "random", "time")
 def _no_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """init_process_group('nccl') in a function that mp.spawn starts, which gives its first argument alone."""
     assert isinstance(node, ast.Call)
-    if edits.is_open(node) or len(node.args) > 2 or b"RANK" in program.source.data:
+    if edits.is_open(node) or len(node.args) > 2 or program.says(b"RANK"):
         return
     if any(edits.keyword(node, name) for name in ("rank", "store")):
         return
@@ -26,20 +27,30 @@ def _no_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     if method is not None and constant(method) != "env://":
         return
     function = program.function_of(node)
-    if function is not None and _is_spawned(program, function):
-        calls = [one for one in ast.walk(function) if isinstance(one, ast.Call)]
-        before = [one.func for one in calls if one.lineno < node.lineno]
-        if all(_sets_no_rank(program, one) for one in before):
-            yield finding(program, rule, node)
+    if function is None or function not in _spawned(program):
+        return
+    if node.lineno <= _first_unknown(program, function):
+        yield finding(program, rule, node)
 
 
-def _is_spawned(program: Program, function: ast.AST) -> bool:
+@once
+def _spawned(program: Program) -> set[ast.AST]:
+    """The functions that mp.spawn starts."""
+    found: set[ast.AST] = set()
     for call in program.calls:
         if program.dotted(call.func) == "torch.multiprocessing.spawn":
             first = edits.argument(call, 0, "fn")
-            if isinstance(first, ast.Name) and program.bindings(first.id, first) == [function]:
-                return True
-    return False
+            bound = program.bindings(first.id, first) if isinstance(first, ast.Name) else []
+            found.update(bound if len(bound) == 1 else ())
+    return found
+
+
+@once
+def _first_unknown(program: Program, function: ast.AST) -> float:
+    """The first line of a function that may set a rank."""
+    calls = [one for one in ast.walk(function) if isinstance(one, ast.Call)]
+    lines = [one.lineno for one in calls if not _sets_no_rank(program, one.func)]
+    return min(lines, default=math.inf)
 
 
 def _sets_no_rank(program: Program, node: ast.expr) -> bool:
@@ -58,9 +69,14 @@ def _dotted_name(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
     if loop is None or not isinstance(loop.iter, ast.Call) or name is None:
         return
     is_deep = getattr(loop.iter.func, "attr", "") == "named_modules"
-    inside = [one.value for one in ast.walk(loop) if isinstance(one, ast.Constant)]
-    if is_deep and not any(isinstance(one, str) and "." in one for one in inside):
+    if is_deep and not _says_dot(program, loop):
         yield finding(program, rule, name)
+
+
+@once
+def _says_dot(program: Program, loop: ast.For) -> bool:
+    inside = [one.value for one in ast.walk(loop) if isinstance(one, ast.Constant)]
+    return any(isinstance(one, str) and "." in one for one in inside)
 
 
 def _loop_of_name(program: Program, node: ast.expr) -> Optional[ast.For]:

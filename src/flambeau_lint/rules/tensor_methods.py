@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant, rename, row
@@ -278,19 +278,23 @@ def _correct_view(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
     call = program.is_called(node)
     if call is None or not isinstance(pred, ast.Name):
         return
-    for other in program.attributes.get("t", ()):
-        turned = program.parents.get(other)
-        to = program.parents.get(turned) if isinstance(turned, ast.Call) else None
-        is_same = isinstance(other.value, ast.Name) and other.value.id == pred.id
-        is_here = program.scope_of(other) is program.scope_of(node)
-        if is_same and is_here and isinstance(to, ast.Assign) and _is_named(to, pred.id):
-            end = program.source.end_of(node)
-            yield finding(program, rule, node, Fix((Edit(end - len("view"), end, "reshape"),)))
-            return
+    if (program.scope_of(node), pred.id) in _turned(program):
+        end = program.source.end_of(node)
+        yield finding(program, rule, node, Fix((Edit(end - len("view"), end, "reshape"),)))
 
 
-def _is_named(node: ast.Assign, name: str) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+@once
+def _turned(program: Program) -> set[tuple[ast.AST, str]]:
+    """The scope and the name of each `x = x.t()`."""
+    found = set()
+    for one in program.attributes.get("t", ()):
+        call = program.parents.get(one)
+        to = program.parents.get(call) if isinstance(call, ast.Call) else None
+        targets = to.targets if isinstance(to, ast.Assign) else []
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(one.value, ast.Name) and one.value.id in names:
+            found.add((program.scope_of(one), one.value.id))
+    return found
 
 
 def _tensor_keywords(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

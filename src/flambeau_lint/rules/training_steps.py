@@ -1,17 +1,18 @@
 """The order of a training step, and modules, files and loaders that are used wrongly."""
 
 import ast
+import bisect
+import math
 import re
 from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Function, Program
+from flambeau_lint.program import Function, Loop, Place, Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant, row
 
-LOOPS = (ast.For, ast.While, ast.AsyncFor)
 CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 _METHODS = ("detach", "cpu", "cuda", "clone", "contiguous", "item", "float", "long")
 _NEXT = {*_METHODS, "numpy", "data", "view", "reshape", "to", "mean", "sum", "tolist", "squeeze"}
@@ -29,24 +30,25 @@ def statement_of(program: Program, node: ast.AST) -> Optional[ast.stmt]:
     return parent if isinstance(parent, ast.Expr) else None
 
 
-def siblings(program: Program, statement: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """The statements of the same list before and behind one."""
-    parent = program.parents.get(statement)
-    for name in ("body", "orelse", "finalbody"):
-        part = getattr(parent, name, None)
-        if isinstance(part, list) and statement in part:
-            index = part.index(statement)
-            return part[:index], part[index + 1 :]
-    return [], []
+@once
+def places_of_calls(program: Program, first: ast.stmt, name: str) -> list[int]:
+    """Which ones of a list of statements call a method of this name, in whatever object."""
+    body = program.index_of(first)[0]
+    return [index for index, one in enumerate(body) if name in program.methods_in(one)]
 
 
-def method_called(statement: ast.stmt, name: str) -> Optional[ast.Attribute]:
-    """The method of this name that a statement calls, in whatever object."""
-    for node in ast.walk(statement):
-        method = node.func if isinstance(node, ast.Call) else None
-        if isinstance(method, ast.Attribute) and method.attr == name:
-            return method
-    return None
+def calls_around(program: Program, statement: ast.stmt, name: str) -> tuple[int, int]:
+    """Where the list of a statement calls a method the last time before it, and the first time behind it.
+
+    Places where there is none: -1 before it, and the length of the list behind it.
+    """
+    body, index = program.index_of(statement)
+    if not body:
+        return -1, 0
+    places = places_of_calls(program, body[0], name)
+    before = bisect.bisect_left(places, index)
+    behind = bisect.bisect_right(places, index)
+    return (places[before - 1] if before else -1), [*places[behind : behind + 1], len(body)][0]
 
 
 def _zeroed_before_step(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -56,11 +58,12 @@ def _zeroed_before_step(program: Program, rule: Rule, node: ast.AST) -> Iterator
     statement = statement_of(program, call) if call is not None else None
     if statement is None:
         return
-    before, after = siblings(program, statement)
-    is_made = any(method_called(one, "backward") for one in before[-3:])
+    body, index = program.index_of(statement)
+    is_made = calls_around(program, statement, "backward")[0] >= max(index - 3, 0)
     owner = program.source.text_of(node.value)
-    for one in after:
-        step = method_called(one, "step")
+    for place in range(index + 1, len(body)):
+        one = body[place]
+        step = program.methods_in(one).get("step")
         if step is not None and isinstance(one, ast.Expr) and one.value is program.is_called(step):
             is_same = program.source.text_of(step.value) == owner and not one.value.args
             if is_same and is_made:
@@ -75,44 +78,50 @@ def _clipped_before_backward(program: Program, rule: Rule, node: ast.AST) -> Ite
     statement = statement_of(program, node)
     if statement is None:
         return
-    before, after = siblings(program, statement)
-    zeroed = [index for index, one in enumerate(before) if method_called(one, "zero_grad")]
-    if not zeroed or any(method_called(one, "backward") for one in before[zeroed[-1] :]):
-        return
-    for one in after:
-        if method_called(one, "step"):
-            return
-        if method_called(one, "backward"):
-            yield finding(program, rule, statement)
-            return
+    zeroed = calls_around(program, statement, "zero_grad")[0]
+    made, made_later = calls_around(program, statement, "backward")
+    if made < zeroed and made_later < calls_around(program, statement, "step")[1]:
+        yield finding(program, rule, statement)
 
 
 def _stays_in_eval(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """net.train() once before the epochs, and net.eval() in each of them."""
     assert isinstance(node, ast.Attribute)
     call = program.is_called(node)
-    loop = next((one for one in program.parents_of(node) if isinstance(one, LOOPS)), None)
+    loop = program.loop_of(node)
     if call is None or loop is None or not isinstance(node.value, (ast.Name, ast.Attribute)):
         return
     owner = program.source.text_of(node.value)
-    block = program.function_of(node)
-    before = False
-    for switch in program.attributes.get("train", ()):
-        if any(parent is loop for parent in program.parents_of(switch)):
-            return
-        is_same = program.source.text_of(switch.value) == owner
-        if is_same and program.function_of(switch) is block:
-            before = before or switch.lineno < loop.lineno
-    inside = list(ast.walk(loop))
-    is_trained = any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in inside)
-    for one in inside:
-        given = (
-            [*one.args, *(key.value for key in one.keywords)] if isinstance(one, ast.Call) else []
-        )
-        if any(program.source.text_of(value) == owner for value in given):
-            return  # a function that may switch it back
-    if before and is_trained and not program.source.text_of(loop).count("mode("):
-        yield finding(program, rule, call)
+    switch = _lines_of_train(program).get((program.function_of(node), owner), math.inf)
+    if switch < loop.lineno:  # type: ignore[attr-defined]
+        names, given = _inside(program, loop)
+        # What takes the model may be a function that switches it back.
+        if "backward" in names and names.isdisjoint(("train", "mode(")) and owner not in given:
+            yield finding(program, rule, call)
+
+
+@once
+def _lines_of_train(program: Program) -> dict[tuple[Optional[ast.AST], str], int]:
+    """The line of the first `net.train`, by the function and by 'net'."""
+    found: dict[tuple[Optional[ast.AST], str], int] = {}
+    for one in program.attributes.get("train", ()):
+        key = (program.function_of(one), program.source.text_of(one.value))
+        found[key] = min(one.lineno, found.get(key, one.lineno))
+    return found
+
+
+@once
+def _inside(program: Program, loop: ast.AST) -> tuple[set[str], set[str]]:
+    """The names of the attributes within a loop, 'mode(' if it says that; and what its calls are given."""
+    names = {"mode("} if "mode(" in program.source.text_of(loop) else set()
+    given: set[str] = set()
+    for one in ast.walk(loop):
+        if isinstance(one, ast.Attribute):
+            names.add(one.attr)
+        elif isinstance(one, ast.Call):
+            values = [*one.args, *(key.value for key in one.keywords)]
+            given.update(program.source.text_of(value) for value in values)
+    return names, given
 
 
 def _no_zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -128,12 +137,18 @@ def _no_zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
     )
     if not is_optimizer or "grad" in program.attributes:
         return
-    loop = next((one for one in program.parents_of(node) if isinstance(one, LOOPS)), None)
-    if loop is None or not any(method_called(one, "backward") for one in loop.body):
+    loop = program.loop_of(node)
+    if loop is None or not places_of_calls(program, loop.body[0], "backward"):  # type: ignore[attr-defined]
         return
-    makers = program.values_of(node.value)
-    if not any(parent is loop for one in makers for parent in program.parents_of(one)):
+    if loop not in _around_makers(program, program.place_of(node.value)):
         yield finding(program, rule, call)  # else each turn may have a model of its own
+
+
+@once
+def _around_makers(program: Program, place: Optional[Place]) -> set[ast.AST]:
+    """All that stands around what is ever assigned to a variable."""
+    makers = program.values_at(place) if place else []
+    return {parent for one in makers for parent in program.parents_of(one)}
 
 
 def _never_eval(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -147,10 +162,13 @@ def _never_eval(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
         return
     if "eval" in program.attributes or "train" in program.attributes or "unittest" in name:
         return
-    if function is not None and any(
-        isinstance(one, (ast.For, ast.comprehension)) for one in ast.walk(function)
-    ):
+    if function is not None and _has_loop(program, function):
         yield finding(program, rule, node)
+
+
+@once
+def _has_loop(program: Program, function: ast.AST) -> bool:
+    return any(isinstance(one, (ast.For, ast.comprehension)) for one in ast.walk(function))
 
 
 def _seven_letters(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -169,7 +187,7 @@ def _seven_letters(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
         ):
             continue
         place = _loop_of_keys(program, one, one.value.id)
-        if place is None or re.search(r"startswith|module|prefix", program.source.text_of(place)):
+        if place is None or _says_prefix(program, place):
             continue
         tests = [p.test for p in program.parents_of(one) if isinstance(p, (ast.If, ast.IfExp))]
         if any(re.search("module|prefix", program.source.text_of(test)) for test in tests):
@@ -178,6 +196,11 @@ def _seven_letters(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
         edit = Edit(start, program.source.end_of(one), ".removeprefix('module.')")
         is_text = edits.is_in_fstring(program, one)
         yield finding(program, rule, one, None if is_text else Fix((edit,), is_safe=False))
+
+
+@once
+def _says_prefix(program: Program, place: ast.AST) -> bool:
+    return bool(re.search(r"startswith|module|prefix", program.source.text_of(place)))
 
 
 def _loop_of_keys(program: Program, node: ast.AST, name: str) -> Optional[ast.AST]:
@@ -250,14 +273,34 @@ def _whole_model(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
     first = edits.argument(node, 0, "obj")
     if not isinstance(first, (ast.Name, ast.Attribute)):
         return
-    values = program.values_of(first)
-    here = program.function_of(node)
-    before = [
-        one for one in values if one.lineno < node.lineno and program.function_of(one) is here
-    ]
-    if values and all(_is_model(program, one) for one in before or values):
+    place = program.place_of(first)
+    if place is not None and _holds_model(program, place, node):
         end = program.source.end_of(first)
         yield finding(program, rule, first, Fix((Edit(end, end, ".state_dict()"),), is_safe=False))
+
+
+def _holds_model(program: Program, place: Place, node: ast.Call) -> bool:
+    """Whether all that is assigned before a node in its function is a model; if nothing is: all that ever is."""
+    first, first_other = _lines_of_models(program, place).get(
+        program.function_of(node), (math.inf, math.inf)
+    )
+    if first < node.lineno:
+        return first_other >= node.lineno
+    return program.of_all(_is_model, place)
+
+
+@once
+def _lines_of_models(
+    program: Program, place: Place
+) -> dict[Optional[ast.AST], tuple[float, float]]:
+    """By function: the first line that assigns a variable, and the first that assigns something but a model."""
+    found: dict[Optional[ast.AST], tuple[float, float]] = {}
+    for one in program.values_at(place):
+        function = program.function_of(one)
+        first, first_other = found.get(function, (math.inf, math.inf))
+        other = first_other if _is_model(program, one) else min(first_other, one.lineno)
+        found[function] = (min(first, one.lineno), other)
+    return found
 
 
 def _is_model(program: Program, node: ast.expr) -> bool:
@@ -280,13 +323,20 @@ def _cache_in_loop(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
     """torch.cuda.empty_cache() in each step of the training."""
     statement = statement_of(program, node)
     loop = program.parents.get(statement) if statement is not None else None
-    if not isinstance(loop, LOOPS) or statement not in loop.body:
+    if statement is None or not isinstance(loop, Loop):
         return
-    for other in program.attributes.get("backward", ()):
-        inner = next((one for one in program.parents_of(other) if isinstance(one, LOOPS)), None)
-        if inner is loop:
-            yield finding(program, rule, node)
-            return
+    is_in_body = program.index_of(statement)[0] is loop.body
+    if is_in_body and loop in loops_of(program, "backward"):
+        yield finding(program, rule, node)
+
+
+@once
+def loops_of(program: Program, name: str) -> dict[Optional[ast.AST], list[ast.Attribute]]:
+    """The attributes of a name, by the innermost loop around them."""
+    found: dict[Optional[ast.AST], list[ast.Attribute]] = {}
+    for one in program.attributes.get(name, ()):
+        found.setdefault(program.loop_of(one), []).append(one)
+    return found
 
 
 def _list_of_arrays(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -336,18 +386,26 @@ def _graph_kept(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     function = program.function_of(node)
     words = ("no_grad", "inference_mode", "set_grad_enabled", "requires_grad", "requires_grad_")
     is_said = any(word in program.attributes or program.is_bound(word) for word in words)
-    if call is None or function is None or is_said or b"volatile=" in program.source.data:
+    if call is None or function is None or is_said or program.says(b"volatile="):
         return
     if not isinstance(node.value, (ast.Name, ast.Attribute)):
         return
-    if any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(function)):
-        return
-    owner = program.source.text_of(node.value)
-    for one in ast.walk(function):
-        is_use = isinstance(one, ast.Call) and program.source.text_of(one.func) == owner
-        if is_use and any(isinstance(parent, LOOPS) for parent in program.parents_of(one)):
-            yield finding(program, rule, one)
-            return
+    use = _calls_in_loops(program, function).get(program.source.text_of(node.value))
+    if use is not None:
+        yield finding(program, rule, use)
+
+
+@once
+def _calls_in_loops(program: Program, function: ast.AST) -> dict[str, ast.Call]:
+    """The first call of each thing in a loop, by its text; none of a function that trains."""
+    inside = list(ast.walk(function))
+    if any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in inside):
+        return {}
+    found: dict[str, ast.Call] = {}
+    for one in inside:
+        if isinstance(one, ast.Call) and program.loop_of(one) is not None:
+            found.setdefault(program.source.text_of(one.func), one)
+    return found
 
 
 _PARALLEL = {
@@ -379,13 +437,14 @@ def _of_wrapper(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
             if not isinstance(one.ctx, ast.Load) or not isinstance(one.value, ast.Name):
                 continue
             made = program.made_by(one.value)
-            if made and made <= _PARALLEL and not _is_set(program, one):
+            if made and made <= _PARALLEL and not _is_set(program, name):
                 yield finding(program, rule, one)
 
 
-def _is_set(program: Program, node: ast.Attribute) -> bool:
+@once
+def _is_set(program: Program, name: str) -> bool:
     """Whether the program sets such an attribute of a wrapper itself."""
-    return any(isinstance(one.ctx, ast.Store) for one in program.attributes[node.attr])
+    return any(isinstance(one.ctx, ast.Store) for one in program.attributes[name])
 
 
 _BOOLEAN = {"bool", "eq", "ne", "gt", "ge", "lt", "le", "isnan", "isinf", "logical_not"}
@@ -401,8 +460,7 @@ def _one_minus_mask(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
                 continue
             if parent.right is not one or constant(parent.left) != 1:
                 continue
-            values = program.values_of(one)
-            if values and all(_is_mask(program, value) for value in values):
+            if program.of_all(_is_mask, program.place_of(one)):
                 yield finding(program, rule, parent)
 
 
@@ -429,11 +487,21 @@ def _printed_inside(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
     item = program.parents.get(node)
     name = getattr(item.optional_vars, "id", "") if isinstance(item, ast.withitem) else ""
     block = program.parents.get(item) if item is not None and name else None
-    for one in program.loads.get(name, ()) if block is not None else ():
+    for call in _shown(program, name).get(block, ()) if block is not None else ():
+        yield finding(program, rule, call)
+
+
+@once
+def _shown(program: Program, name: str) -> dict[Optional[ast.AST], list[ast.Call]]:
+    """The calls that print a name, by each `with` around them."""
+    found: dict[Optional[ast.AST], list[ast.Call]] = {}
+    for one in program.loads.get(name, ()):
         call = program.parents.get(one)
-        is_shown = isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("print", "str")
-        if is_shown and any(parent is block for parent in program.parents_of(one)):
-            yield finding(program, rule, call or one)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("print", "str"):
+            for parent in program.parents_of(call):
+                if isinstance(parent, (ast.With, ast.AsyncWith)):
+                    found.setdefault(parent, []).append(call)
+    return found
 
 
 def _rate_from_zero(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from flambeau_lint import edits
-from flambeau_lint.program import Program
+from flambeau_lint.program import Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant
@@ -129,12 +129,17 @@ def _is_zero(node: ast.AST) -> bool:
 
 def _is_scalar(program: Program, node: ast.expr) -> bool:
     """Whether it is the result of a loss, or something that backward() is called on."""
-    text = program.source.text_of(node)
-    for other in program.attributes.get("backward", ()):
-        same = program.source.text_of(other.value) == text
-        if same and program.scope_of(other) is program.scope_of(node):
-            return True
-    return _is_scalar_value(program, node, 4)
+    key = (program.scope_of(node), program.source.text_of(node))
+    return key in _propagated(program) or _is_scalar_value(program, node, 4)
+
+
+@once
+def _propagated(program: Program) -> set[tuple[ast.AST, str]]:
+    """Of what backward() is called: the scope and the text."""
+    return {
+        (program.scope_of(one), program.source.text_of(one.value))
+        for one in program.attributes.get("backward", ())
+    }
 
 
 def _is_scalar_value(program: Program, node: ast.expr, depth: int) -> bool:
@@ -158,8 +163,7 @@ def _is_scalar_value(program: Program, node: ast.expr, depth: int) -> bool:
         is_method = getattr(node.func, "attr", "") in ("mean", "sum") and not dotted
         is_whole = is_method and not node.args and not node.keywords
         return _is_loss_call(program, node) or is_whole or (dotted in _TO_ONE_NUMBER and is_alone)
-    values = program.values_of(node) if depth else []
-    return bool(values) and all(_is_scalar_value(program, value, depth - 1) for value in values)
+    return depth > 0 and program.of_all(_is_scalar_value, program.place_of(node), depth - 1)
 
 
 def _is_loss_call(program: Program, node: ast.expr) -> bool:
@@ -188,27 +192,18 @@ def _next(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
 
 
 def _is_loader_iterator(program: Program, node: ast.expr) -> bool:
-    values = [node] if isinstance(node, ast.Call) else program.values_of(node)
-    for value in values:
-        is_iter = (
-            isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Name)
-            and value.func.id == "iter"
-        )
-        if (
-            not is_iter
-            or program.is_bound("iter")
-            or not isinstance(value, ast.Call)
-            or len(value.args) != 1
-        ):
-            return False
-        loader = program.made_by(value.args[0])
-        if not loader or not loader <= {
-            "torch.utils.data.DataLoader",
-            "torch.utils.data.dataloader.DataLoader",
-        }:
-            return False
-    return bool(values)
+    """iter(a DataLoader), or what is such an iterator wherever it is assigned."""
+    if not isinstance(node, ast.Call):
+        return program.of_all(_is_loader_call, program.place_of(node))
+    return _is_loader_call(program, node)
+
+
+def _is_loader_call(program: Program, node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "iter":
+        return False
+    loader = program.made_by(node.args[0]) if len(node.args) == 1 else frozenset()
+    names = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"}
+    return bool(loader) and loader <= names and not program.is_bound("iter")
 
 
 def _async(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from flambeau_lint import edits
-from flambeau_lint.program import Function, Program
+from flambeau_lint.program import Function, Program, once
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.argument_rows import constant
@@ -16,11 +16,13 @@ _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoad
 def _drawn_by_workers(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """np.random.rand() of a Dataset, or of a collate_fn, where nothing seeds the workers."""
     assert isinstance(node, ast.Call)
-    is_seeded = b"worker_init_fn" in program.source.data
-    if not is_seeded and _may_have_workers(program) and _is_run_by_workers(program, node, set()):
+    if program.says(b"worker_init_fn") or not _may_have_workers(program):
+        return
+    if _is_run_by_workers(program, node, set()):
         yield finding(program, rule, node.func)
 
 
+@once
 def _may_have_workers(program: Program) -> bool:
     """Unless all loaders of the file say that they have none."""
     loaders = [call for call in program.calls if program.dotted(call.func) in _LOADERS]
@@ -48,8 +50,8 @@ def _is_run_by_workers(program: Program, node: ast.AST, seen: "set[ast.AST]") ->
             return False
         if function.name == "__getitem__":
             return True
-        same = program.attributes.get(function.name, ())
-        uses += [one for one in same if program.class_of(one) is owner and _is_of_self(one)]
+        same = program.attributes_by_class(function.name).get(owner, ())
+        uses += [one for one in same if _is_of_self(one)]
     elif owner is program.tree:
         uses += program.loads.get(function.name, ())
         if any(_is_collate(program, one) for one in uses):
