@@ -1,5 +1,6 @@
 """A few of the files of bench/faults/hostile_files.py, and that what is bad is seen."""
 
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,15 +55,42 @@ def test_what_is_bad_is_seen(
         assert said in text, text
 
 
-def test_a_command_that_hangs_is_ended(
+def test_a_command_that_computes_for_too_long_is_ended(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs(_: Any) -> int:
+    def computes(_: Any) -> int:
         while True:
             pass
 
-    monkeypatch.setattr(script, "flambeau", hangs)
-    monkeypatch.setattr(script, "LONGEST_S", 0.3)
-    code, _, seconds = script.in_a_fork(["verify"], tmp_path, tmp_path / "output")
+    monkeypatch.setattr(script, "flambeau", computes)
+    code, _, processor_s, _ = script.in_a_fork(["verify"], tmp_path, tmp_path / "out", longest_s=0)
     assert code == -9
-    assert seconds > 0.3
+    assert processor_s > 0.5
+
+
+def test_a_command_that_hangs_is_ended_and_computes_nothing(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "flambeau", lambda _: time.sleep(1000))
+    monkeypatch.setattr(script, "HANGS_S", 0.5)
+    code, _, processor_s, clock_s = script.in_a_fork(["verify"], tmp_path, tmp_path / "out")
+    assert code == -9
+    assert processor_s < clock_s
+    assert clock_s > 0.5
+
+
+def test_only_time_of_the_processor_is_held_against_a_command(
+    script: ModuleType, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may hold the core."""
+    took = (0, 0, 0.5, 599.0)
+    monkeypatch.setattr(script, "in_a_fork", lambda *_, **__: script_output(*_) or took)
+    assert complaints(script, good, range(22, 23)) == []
+    monkeypatch.setattr(
+        script, "in_a_fork", lambda *_, **__: script_output(*_) or (0, 0, 61.0, 9.0)
+    )
+    assert "61 s of the processor" in complaints(script, good, range(22, 23))[0]
+
+
+def script_output(words: list[str], place: Path, output: Path) -> None:
+    output.touch()
