@@ -583,6 +583,50 @@ def test_fresh_after_a_kill_between_the_last_renames(small: Path, tmp_path: Path
         assert not list(out.glob("a-*"))
 
 
+def test_class_names_are_there_before_the_data(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, the data would be read with the classes 0, 1 and 2."""
+    there: list[list[str]] = []
+    move = output_files.PackFiles._move
+
+    def noted(files: output_files.PackFiles, folder: Path) -> None:
+        there.append([path.name for path in tmp_path.glob("a.*")])
+        move(files, folder)
+
+    monkeypatch.setattr(output_files.PackFiles, "_move", noted)
+    packed(small, tmp_path / "a.rec")
+    assert there == [["a.classes.txt"]]
+
+
+@pytest.mark.parametrize(("ending", "beside"), [("rec", "a.idx"), ("npy", "a_labels.npy")])
+def test_fresh_after_the_checksums_were_removed(
+    small: Path, tmp_path: Path, ending: str, beside: str
+) -> None:
+    """As the message on a damaged .pack.json says: what lay beside the data was in the way."""
+    how = RAW if ending == "npy" else KEEP
+    dst = packed(small, tmp_path / f"a.{ending}", how)
+    (tmp_path / "a.csv").write_text("mine")
+    (tmp_path / f"{dst.name}.pack.json").unlink()
+    packed(small, dst, how, fresh=True)
+    assert (tmp_path / f"{dst.name}.old-1" / beside).exists()
+    assert (tmp_path / "a.csv").read_text() == "mine"
+    assert len(contents(dst)) == 15
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_everything_below_a_folder_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(b"x")
+    synced: list[int] = []
+    monkeypatch.setattr(output_files.os, "fsync", lambda f: synced.append(os.fstat(f).st_ino))
+    output_files.sync_below(tmp_path, at_once=at_once)
+    one_by_one = {path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*"))}
+    assert set(synced) == (set() if at_once and sys.platform == "linux" else one_by_one)
+
+
 def test_two_at_once_are_refused(small: Path, tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / ".a.rec.packing").mkdir()

@@ -478,6 +478,23 @@ def test_a_label_that_was_changed_is_found(small: Path, tmp_path: Path) -> None:
     assert line.what == "its bytes or its class are not what was packed"
 
 
+@pytest.mark.parametrize("ending", ["rec", "tfrecord", "tar"])
+def test_other_class_names_are_found(ending: str, small: Path, tmp_path: Path) -> None:
+    """Numbers stand for them, and the checksums of the images do not cover this file."""
+    path, kind = packed(small, tmp_path, ending)
+    names = tmp_path / "p.classes.txt"
+    assert names.read_text() == "a\nb\n"
+    for content, what in (
+        ("b\na\n", f"{names} has other class names than were packed"),
+        ("a\nb\nc\n", f"{names} has other class names than were packed"),
+        (None, f"{names} is missing"),
+    ):
+        names.unlink() if content is None else names.write_text(content)
+        report = verify(path, kind)
+        assert report.good == NUM_IMAGES
+        assert [damage.what for damage in report.damaged] == [what]
+
+
 def test_folder_of_parts(images: Path, tmp_path: Path) -> None:
     pack(images, tmp_path / "made", Conversion(), Split(), workers=1)
     ((path, kind),) = packed_files(tmp_path / "made")

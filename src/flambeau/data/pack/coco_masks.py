@@ -25,6 +25,7 @@ from flambeau.data.pack.output_files import (
     locked_folder,
     name_disk_errors,
     remove_folder,
+    sync_below,
     sync_file,
     write_whole,
 )
@@ -381,6 +382,7 @@ class UnfinishedMasks:
         """Give the folder its name: all masks have been made."""
         if not self._is_moved():
             _refuse_existing(self.folder)
+            sync_below(self._masks, at_once=True)
             self._masks.rename(self.folder)
             Disk().sync_folder(self.folder.parent)
 

@@ -1,6 +1,7 @@
 """The files of `flambeau pack`: a hidden folder for unfinished ones, final names, and the manifest."""
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -76,7 +77,7 @@ class PackFiles:
 
     def set_aside(self) -> None:
         """Remove unfinished files, and move finished ones into a folder NAME.old-N."""
-        old = [self._manifest, *self.finals]
+        old = [self._manifest, *self.finals, *self._beside()]
         for path in self._staging.iterdir():
             if (path / _FACTS).exists():  # the process was killed while files got their final names
                 with contextlib.suppress(InputError):
@@ -87,12 +88,9 @@ class PackFiles:
             elif path.name != _LOCK:
                 path.unlink()
         if self._manifest.exists():
-            try:
+            with contextlib.suppress(InputError):
                 facts = read_manifest(self._manifest)
                 old += map(self.dst.with_name, (*facts["files"], *facts["beside"]))
-            except InputError:  # the files beside the data are known by name
-                old += [path.with_suffix(".idx") for path in self.finals]
-                old += [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
         old += shard_index_files(old)
         old = [path for path in dict.fromkeys(old) if path.exists()]
         number = 1
@@ -100,8 +98,12 @@ class PackFiles:
             number += 1
         if old:
             aside.mkdir()
+            Disk().sync_folder(aside.parent)  # else a power cut could lose what is moved into it
         for path in old:
             path.rename(aside / path.name)
+        if old:  # before new files take their names
+            Disk().sync_folder(aside)
+            Disk().sync_folder(aside.parent)
 
     def stored_plan(self) -> Any:
         """The value given to `store_plan`; None if nothing has begun."""
@@ -133,12 +135,7 @@ class PackFiles:
         folder.mkdir()
         try:
             yield folder
-            if (
-                self._kind != "folder"
-            ):  # syncing thousands of small files would take milliseconds each
-                for path in folder.rglob("*"):
-                    if path.is_file():
-                        sync_file(path)
+            sync_below(folder, at_once=self._kind == "folder")
             facts["files"] = sorted(path.name for path in folder.iterdir())
             write_whole(folder / _FACTS, json.dumps(facts))
             folder.rename(self.unit_folder(number))
@@ -151,20 +148,18 @@ class PackFiles:
     def publish(self, bad: Sequence[str]) -> Packed:
         """Give all files their final names, unless done before a kill."""
         tree = self._staging / "tree"
+        if self._kind == "folder" and not self.dst.exists():
+            self._make_class_folders(tree)
+        if (names_path := self.class_names_path()) is not None:
+            write_classes(names_path, self.classes)  # first: data without it have other classes
         for number, unit in enumerate(self._units):
             if self._kind == "folder":
                 _move_tree(self.unit_folder(number), tree / unit.file)
             else:
                 self._move(self.unit_folder(number))
-        if (names_path := self.class_names_path()) is not None:
-            write_classes(names_path, self.classes)
         if tree.exists():
             _refuse_existing([self.dst])
-            for part in {unit.file for unit in self._units}:
-                for name in folder_names(self.classes):  # a class without images gets a folder, too
-                    (tree / part / name).mkdir(exist_ok=True)
-                if (names := class_names_file(self.classes)) is not None:
-                    write_whole(tree / part / CLASS_NAMES, names)
+            sync_below(tree, at_once=True)
             tree.rename(self.dst)
         Disk().sync_folder(self.dst.parent)
         manifest = self.manifest(bad)
@@ -195,6 +190,24 @@ class PackFiles:
 
     def remove(self) -> None:
         remove_folder(self._staging)
+
+    def _make_class_folders(self, tree: Path) -> None:
+        """On the disk before anything is moved into them, and also for classes without images."""
+        for part in {unit.file for unit in self._units}:
+            for name in folder_names(self.classes):
+                (tree / part / name).mkdir(parents=True, exist_ok=True)
+            if (names := class_names_file(self.classes)) is not None:
+                write_whole(tree / part / CLASS_NAMES, names)
+        sync_below(tree, at_once=True)
+        Disk().sync_folder(tree.parent)
+
+    def _beside(self) -> list[Path]:
+        """The files without which the data cannot be read; the manifest lists them too, if it is there."""
+        if self._kind == "rec":
+            return [path.with_suffix(".idx") for path in self.finals]
+        if self._kind == "npy":
+            return [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
+        return []
 
     def _final(self, unit: Unit) -> Path:
         return self.dst if self._kind == "folder" else self.dst.with_name(unit.file)
@@ -347,6 +360,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         sync_file(temporary)
         temporary.replace(path)
+        Disk().sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a failed write has none
@@ -356,6 +370,35 @@ def write_whole(path: Path, text: str) -> None:
 def sync_file(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
+
+
+def sync_below(folder: Path, *, at_once: bool = False) -> None:
+    """Wait until all files below a folder are on the disk, and their names.
+
+    `at_once`: for thousands of small files. 1,000 of 8 KB took 0.02 s, and 1.5 s one by one (ext4).
+    """
+    if at_once and _sync_file_system(folder):
+        return
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            Disk().sync_folder(path)
+        else:
+            sync_file(path)
+
+
+def _sync_file_system(folder: Path) -> bool:
+    """Sync all of the file system that a folder lies in; False where there is no such call."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name != "nt" else None
+    if syncfs is None:
+        return False
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs(opened) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(opened)
+    return True
 
 
 def remove_folder(folder: Path) -> None:

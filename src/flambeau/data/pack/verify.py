@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.pack.encode_images import Layout, no_color
-from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest
+from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest, sync_below
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import ScannedRecord, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
@@ -25,7 +25,7 @@ from flambeau.data.pack.table_files import save_rows
 from flambeau.data.pack.writers import TABLES, Record, ZipWriter, open_writer
 from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
 from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
-from flambeau.data.sources.class_names_file import classes_file, named_labels
+from flambeau.data.sources.class_names_file import classes_file, known_classes, named_labels
 from flambeau.data.sources.data_names import refuse_address
 from flambeau.data.sources.escaped_names import CLASS_NAMES
 from flambeau.data.sources.masks.mask_file import decoded_mask, require_same_size
@@ -46,6 +46,7 @@ from flambeau.errors import (
 from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode, size_of
 from flambeau.images.stand_ins import stand_in_at
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
@@ -156,7 +157,7 @@ class _Checksums:
     """The CRC-32 of class and bytes of each image, as `flambeau pack` recorded them."""
 
     def __init__(self, classes: list[str], entry: dict[str, Any]) -> None:
-        self._classes = classes
+        self.classes = classes
         text = entry["crc32"]
         self._left = Counter(int(text[k : k + 8], 16) for k in range(0, len(text), 8))
 
@@ -175,12 +176,12 @@ class _Checksums:
         """Whether an image with this target was packed, and has not been matched before."""
         name = mask_text(label) if isinstance(label, bytes) else label
         if isinstance(label, int):
-            name = self._classes[label] if label < len(self._classes) else None
+            name = self.classes[label] if label < len(self.classes) else None
         elif isinstance(label, tuple):
-            name = vector_text(torch.tensor([float(one in label) for one in self._classes]))
+            name = vector_text(torch.tensor([float(one in label) for one in self.classes]))
         elif isinstance(label, Tensor):
             # Of vectors that are no targets, such as boxes, only the images are compared.
-            name = vector_text(label) if self._classes else None
+            name = vector_text(label) if self.classes else None
         crc = record_crc(str(name), image)
         if not self._left[crc]:
             return False
@@ -203,6 +204,7 @@ def _checked(
     damaged = 0
     closed = False
     may_be_boxes = False
+    is_numbered = False
     num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
         check = partial(check_image, deep=deep)
@@ -216,6 +218,8 @@ def _checked(
                     damage = "its bytes or its class are not what was packed"
             damaged += damage is not None
             may_be_boxes |= kind == "rec" and isinstance(record.label, Tensor)
+            # Of a TFRecord the name is compared, and training reads the number beside it.
+            is_numbered |= isinstance(record.label, str if kind == "tfrecord" else int)
             closed |= record.damage is not None and record.name == "the file"
             # With recorded checksums, undecided damage is damage: the record was good when it was packed.
             whole = False if checksums is not None and record.whole is None else record.whole
@@ -232,6 +236,8 @@ def _checked(
             yield ScannedRecord(
                 "the file", None, damage=f"training refuses it: {reason}", whole=whole
             )
+    if checksums is not None and is_numbered and (wrong := _wrong_classes(path, checksums.classes)):
+        yield ScannedRecord("the file", None, damage=wrong)
     missing = 0 if checksums is None or closed else checksums.missing() - damaged
     if missing > 0:
         what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
@@ -257,6 +263,18 @@ def _check_storage(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
     if checksums is not None:
         return checksums, ()
     return check_hdf5_chunks(path) if kind == "hdf5" else check_store_chunks(path)
+
+
+def _wrong_classes(path: Path, packed: Sequence[str]) -> str:
+    """What is wrong with the names that numbers as labels stand for; '' if nothing is."""
+    try:
+        names = known_classes(path)
+    except InputError as error:
+        return in_one_line(error, path)
+    if names == tuple(packed):
+        return ""
+    what = "is missing" if names is None else "has other class names than were packed"
+    return f"{classes_file(path)} {what}"
 
 
 def _num_classes(path: Path) -> int:
@@ -343,9 +361,11 @@ def _save(good: Iterator[ScannedRecord], path: Path, kind: str, dst: Path) -> bo
                         shutil.copyfile(names, copy)
             if kind != "folder" and classes.is_file():
                 shutil.copyfile(classes, folder / classes_file(target).name)
+            sync_below(folder, at_once=kind == "folder")
             for made in sorted(folder.iterdir(), key=lambda made: made == target):
                 if not (made != target and dst.with_name(made.name).exists()):
                     made.rename(dst.with_name(made.name))
+            Disk().sync_folder(dst.parent)
             return True
         finally:
             shutil.rmtree(folder)
