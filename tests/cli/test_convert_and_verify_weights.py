@@ -186,6 +186,22 @@ def test_keys_and_prefixes_of_ones_own(flambeau: Any) -> None:
     assert "no name begins with 'x.'" in flambeau("convert", "in.ckpt c.safetensors --strip x.").err
 
 
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])
+def test_others_may_read_what_is_written_and_it_is_synced(name: str) -> None:
+    """The safetensors library puts a private file that is not synced in the place of ours."""
+    synced = []
+
+    class Noting(Disk):
+        def sync(self, file: int) -> None:
+            synced.append(os.fstat(file).st_ino)
+            super().sync(file)
+
+    write_weights({"a": torch.ones(3)}, Path(name), disk=Noting())
+    Path("plain").touch()
+    assert Path(name).stat().st_ino in synced
+    assert Path(name).stat().st_mode == Path("plain").stat().st_mode
+
+
 def test_nothing_is_replaced_unasked_and_a_full_disk_leaves_nothing(flambeau: Any) -> None:
     torch.save({"w": torch.ones(1)}, "in.pth")
     Path("out.safetensors").write_bytes(b"mine")

@@ -108,8 +108,13 @@ def _save_safetensors(
     metadata = {"format": "pt", "source": source} if source else {"format": "pt"}
 
     def write(_: object, temporary: Path) -> None:
+        mode = temporary.stat().st_mode
         try:
             safetensors.torch.save_file(ready, temporary, metadata)
+            # The library (0.8) puts another file in its place, for its owner alone and not synced.
+            temporary.chmod(mode)
+            with temporary.open("rb+") as file:
+                disk.sync(file.fileno())
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
