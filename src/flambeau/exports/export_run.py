@@ -17,6 +17,7 @@ from flambeau.exports.served_model import why_not_one_graph
 from flambeau.exports.step_figures import StepFigures
 from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
@@ -152,6 +153,7 @@ def write_export(steps: Steps, out: Path) -> list[StepFigures]:
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
         shutil.move(folder, out)
+    Disk().sync_folder(out.parent)
     return figures
 
 

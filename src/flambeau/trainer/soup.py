@@ -28,7 +28,7 @@ from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
 from flambeau.provenance import named_code
-from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, write_file
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.folder.metrics_log import json_numbers
@@ -451,6 +451,7 @@ def _write(out: Path, best: RunFolder, soup: Soup, taken: _Candidate) -> None:
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
         shutil.move(folder, out)
+    Disk().sync_folder(out.parent)
     RunFolder(out).record_made_here()
 
 

@@ -200,6 +200,8 @@ class Store:
             goal.parent.mkdir(parents=True, exist_ok=True)
             part = goal.with_name(f".{goal.name}.part")
             shutil.copyfile(path, part)
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())  # else a power cut could leave the name without its bytes
             part.replace(goal)
             return
         try:

@@ -157,6 +157,8 @@ def _restore(folder: Path, address: str, store: Store) -> str:
             source = f"{address}/{name}"
             with path.open("xb") as file:
                 store.download(source, store.facts(source), file)
+                file.flush()
+                os.fsync(file.fileno())
         if folder.exists():
             folder.rmdir()
         temporary.rename(folder)

@@ -188,6 +188,8 @@ def _copy(path: Path, table: Any, copy: Path, image: str | None, *, is_told: boo
                             "No file of images does: copy or make it again"
                         )
                     first = next(batches, None)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut could leave the name without its bytes
         temporary.replace(copy)
     finally:
         temporary.unlink(missing_ok=True)
