@@ -9,7 +9,7 @@ zeroed, with a hole, with what lay there before, or whole.
 Then all that was promised is there and right, a restart takes the newest, and goes on from it.
 In others a write went elsewhere besides, over a file that was synced long ago: here each checkpoint is right
 or refused by name, and the newest right one is taken.
-Packs and exports are not in it: they rename their files once these are synced.
+Packed images, exports and weights are in power_loss_outputs.py.
 Needs pytest, whose tests it runs.
 """
 
