@@ -271,7 +271,7 @@ def _wrong_classes(path: Path, packed: Sequence[str]) -> str:
         names = known_classes(path)
     except InputError as error:
         return in_one_line(error, path)
-    if names == tuple(packed):
+    if names == tuple(packed) or not packed:  # boxes have no names
         return ""
     what = "is missing" if names is None else "has other class names than were packed"
     return f"{classes_file(path)} {what}"
