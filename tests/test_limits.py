@@ -36,7 +36,6 @@ def outcome(script: ModuleType, folder: Path, job: str, name: str) -> dict[str, 
     [
         ("loop", "files of a worker", [1]),
         ("command", "files of the run, with workers", [2]),
-        ("loop", "processes of the run", [0]),
         ("command", "a disk that is full", [2]),
         ("command", "an ext4 that becomes read-only", [2]),
         ("loop", "/dev/shm of 256 KiB", [0]),

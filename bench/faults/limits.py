@@ -30,6 +30,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,7 +172,15 @@ def is_left_out(case: Case) -> str:
         shutil.which("mkfs.ext4") and Path("/dev/loop-control").exists()
     ):
         return "there is no mkfs.ext4, or no loop device"
+    spec = find_spec("torch")
+    if case.as_nobody and spec and not is_readable_for_all(Path(str(spec.origin))):
+        return "another user may not read this Python's packages"
     return ""
+
+
+def is_readable_for_all(file: Path) -> bool:
+    folders = [one.stat().st_mode & stat.S_IXOTH for one in file.parents]
+    return all(folders) and bool(file.stat().st_mode & stat.S_IROTH)
 
 
 @contextlib.contextmanager
