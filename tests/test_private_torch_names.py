@@ -44,13 +44,13 @@ ATTRIBUTES: dict[str, Callable[[], Any]] = {  # of objects that torch makes, wit
     "torch.compile()._orig_mod": lambda: torch.compile(nn.Linear(1, 1)),
     "nn.Module.state_dict()._metadata": lambda: nn.Linear(1, 1).state_dict(),
     "SoftmaxBackward0._saved_dim": lambda: (WEIGHT @ WEIGHT).softmax(1).grad_fn,
-    "ConvolutionBackward0._saved_input": lambda: (
+    "ConvolutionBackward0._raw_saved_input": lambda: (
         F.conv2d(WEIGHT[None, None], WEIGHT[None, None]).grad_fn
     ),
-    "AddmmBackward0._saved_mat1": lambda: F.linear(WEIGHT, WEIGHT, WEIGHT[0]).grad_fn,
-    "MmBackward0._saved_self": lambda: (WEIGHT @ WEIGHT).grad_fn,
-    "NllLossBackward0._saved_target": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
-    "NllLossBackward0._saved_weight": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
+    "AddmmBackward0._raw_saved_mat1": lambda: F.linear(WEIGHT, WEIGHT, WEIGHT[0]).grad_fn,
+    "MmBackward0._raw_saved_self": lambda: (WEIGHT @ WEIGHT).grad_fn,
+    "NllLossBackward0._raw_saved_target": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
+    "NllLossBackward0._raw_saved_weight": lambda: F.nll_loss(WEIGHT, ZEROS).grad_fn,
     "Node._input_metadata": lambda: (WEIGHT @ WEIGHT).grad_fn,
     "iter(DataLoader)._workers_done_event": lambda: iter(DataLoader([1], num_workers=1)),  # type: ignore[arg-type]
     "iter(DataLoader)._workers_done_event._cond": lambda: (

@@ -148,20 +148,41 @@ def test_a_graph_without_its_values_is_left_alone() -> None:
     assert suspicious_lines(loss) == []
 
 
-def test_gradients_stay_the_same_with_activation_checkpointing() -> None:
-    def gradients(*, looked_at: bool) -> list[Tensor]:
-        torch.manual_seed(1)
-        dropped = checkpoint(
-            nn.Sequential(NETWORK, nn.Dropout(0.5)), IMAGES * 300, use_reentrant=False
-        )
-        loss = F.cross_entropy(dropped, Y)
-        if looked_at:
-            (line, *_) = suspicious_lines(loss)
-            assert "the first layer reads numbers" in line
-        return list(torch.autograd.grad(loss, list(NETWORK.parameters())))
+def test_what_a_hook_gives_back_is_left_to_the_backward_pass() -> None:
+    kept: dict[int, Tensor] = {}
 
-    for one, other in zip(gradients(looked_at=True), gradients(looked_at=False), strict=True):
-        assert torch.equal(one, other)
+    def pack(tensor: Tensor) -> int:
+        kept[len(kept)] = tensor
+        return len(kept) - 1
+
+    given_back = []
+
+    def unpack(number: int) -> Tensor:
+        given_back.append(number)
+        return kept[number]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = F.cross_entropy(LINEAR(X.add(1).mul(127)).softmax(1), Y)
+        squares = F.mse_loss(ONE(X), 2000 + X[:, :1])
+    (line,) = suspicious_lines(loss)
+    assert "cross_entropy gets probabilities" in line
+    assert suspicious_lines(squares) == []
+    assert given_back == []
+
+
+def test_a_checkpointed_part_is_not_computed_for_it() -> None:
+    calls = []
+
+    def part(images: Tensor) -> Tensor:
+        calls.append(images)
+        return NETWORK(images)
+
+    loss = F.cross_entropy(checkpoint(part, IMAGES * 300, use_reentrant=False).softmax(1), Y)
+    (line,) = suspicious_lines(loss)
+    assert "cross_entropy gets probabilities" in line
+    assert len(calls) == 1
+    loss.backward()
+    assert len(calls) == 2
 
 
 def test_a_run_says_it_once_and_not_after_a_resume(

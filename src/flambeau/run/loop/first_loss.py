@@ -1,6 +1,7 @@
 """What looks wrong in the first loss of a run, read off the graph that its backward pass will follow.
 
-Nothing is hooked or run again. What a compiled model computes inside is not seen; its loss is.
+Nothing is hooked or run again: tensors that hooks give back, as those of a checkpointed part, are not looked
+at. What a compiled model computes inside is not seen; its loss is.
 """
 
 import math
@@ -24,11 +25,11 @@ _NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "NativeGroupNo
 _LOGITS = {"AddmmBackward0", "MmBackward0", "ConvolutionBackward0"}
 _OUTPUTS = _LOGITS | {"SigmoidBackward0", "ReluBackward0"}
 _DIFFERENCES = {"SubBackward0", "RsubBackward1"}
-# Of a layer the place of its input among the next functions, and the input itself.
-_FIRST_LAYERS: dict[str, tuple[int, Callable[[Any], Tensor | None]]] = {
-    "ConvolutionBackward0": (0, lambda layer: layer._saved_input),
-    "AddmmBackward0": (1, lambda layer: layer._saved_mat1),
-    "MmBackward0": (0, lambda layer: layer._saved_self),
+# Of a layer the place of its input among the next functions, and where it is saved.
+_FIRST_LAYERS: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "ConvolutionBackward0": (0, lambda layer: layer._raw_saved_input),
+    "AddmmBackward0": (1, lambda layer: layer._raw_saved_mat1),
+    "MmBackward0": (0, lambda layer: layer._raw_saved_self),
 }
 _MIXED_UP = {
     ("LogSoftmaxBackward0", "SoftmaxBackward0"): (
@@ -183,12 +184,12 @@ def _first_inputs(edges: Sequence[tuple[Node, Node]]) -> list[Tensor]:
     }
     found = []
     for layer in dict.fromkeys(following for _, following in edges):
-        place, input_of = _FIRST_LAYERS.get(layer.name(), (0, None))
-        if input_of is None or layer.next_functions[place][0] is not None or layer in normalized:
+        place, saved = _FIRST_LAYERS.get(layer.name(), (0, None))
+        if saved is None or layer.next_functions[place][0] is not None or layer in normalized:
             continue
-        value = input_of(layer)
+        value = _kept(saved(layer))
         if value is not None and value.dim() > 1 and value.numel() and value.is_floating_point():
-            found.append(value.detach())
+            found.append(value)
     return found[:_LAYERS]
 
 
@@ -196,31 +197,43 @@ def _targets(edges: Sequence[tuple[Node, Node]]) -> Tensor | None:
     for node, _ in edges:
         if node.name().startswith("NllLoss"):
             loss: Any = node
-            targets: Tensor = loss._saved_target
-            return targets
+            return _kept(loss._raw_saved_target)
     return None
 
 
 def _far_value(loss: Tensor) -> Iterator[str]:
     root: Any = _plain(loss.grad_fn)
-    logs = root.next_functions[0][0]
     if root.name() == "MseLossBackward0":
         yield from _far_targets(root)
-    elif root.name().startswith("NllLoss") and root._saved_weight is None and logs is not None:
-        value = loss.detach().item()
-        shape = root._saved_self.shape
-        chance = math.log(shape[1]) if len(shape) > 1 else math.inf
-        if logs.name() == "LogSoftmaxBackward0" and value > 5 * chance + 2:
-            yield (
-                f"the first loss is {value:.3g}, and chance gives {chance:.3g}: start with smaller "
-                "weights in the last layer, and scale the inputs"
-            )
+    logs = root.next_functions[0][0] if root.name().startswith("NllLoss") else None
+    if (
+        logs is None
+        or logs.name() != "LogSoftmaxBackward0"
+        or root._raw_saved_weight.data is not None
+    ):
+        return
+    value = loss.detach().item()
+    chance = math.log(_shape(logs)[1]) if len(_shape(logs)) > 1 else math.inf
+    if value > 5 * chance + 2:
+        yield (
+            f"the first loss is {value:.3g}, and chance gives {chance:.3g}: start with smaller "
+            "weights in the last layer, and scale the inputs"
+        )
 
 
 def _far_targets(root: Any) -> Iterator[str]:
-    outputs, targets = _size(root._saved_self.detach()), _size(root._saved_target.detach())
+    output, target = _kept(root._raw_saved_self), _kept(root._raw_saved_target)
+    if output is None or target is None:
+        return
+    outputs, targets = _size(output), _size(target)
     if targets > 100 * max(outputs, 1):
         yield (
             f"targets are {targets:.3g} in the root mean square, and outputs {outputs:.3g}: scale the "
             "targets to mean 0 and deviation 1"
         )
+
+
+def _kept(saved: Any) -> Tensor | None:
+    """What autograd has saved; None if it is freed, or a hook gives it back, which may do so only once."""
+    value: Tensor | None = saved.data
+    return None if value is None or saved.unpack_hook is not None else value.detach()
