@@ -45,12 +45,13 @@ _PHRASE = 2.5  # times, where the exact phrase stands
 _STOP_WORDS = frozenset(
     {
         "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "how", "i", "if",
-        "in", "into", "is", "it", "its", "me", "my", "not", "of", "on", "or", "that", "the", "this",
-        "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
+        "in", "into", "is", "it", "its", "me", "my", "not", "of", "on", "or", "pytorch", "that", "the",
+        "this", "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with",
+        "you",
     }
 )  # fmt: skip
 _CHINESE_STOP = re.compile(
-    "怎么样|怎么办|怎么|怎样|如何|什么是|什么|为什么|为何|是不是|有没有|可以|能不能|哪些|哪个|一个|一下|的|了|吗|呢|我|在|是|把|用|和|与|时"
+    "怎么回事|怎么样|怎么办|怎么|正常吗|请问|为啥|怎样|如何|什么是|什么|为什么|为何|是不是|有没有|可以|能不能|哪些|哪个|一个|一下|的|了|吗|呢|我|在|是|把|用|和|与|时"
 )
 # Tried in this order: a suffix before its own endings.
 _SUFFIXES = (
