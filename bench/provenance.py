@@ -27,7 +27,10 @@ def device_model(device: str) -> str:
 
 
 def commit() -> str:
-    """Of the checkout that this file lies in; nothing where there is no git."""
+    """Of the checkout that this file lies in; nothing where there is no git.
+
+    Lines that benches have written there are no changes of the code that is measured.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -37,7 +40,7 @@ def commit() -> str:
 
     try:
         return git("rev-parse", "--short", "HEAD") + (
-            " with changes" if git("status", "--porcelain") else ""
+            " with changes" if git("status", "--porcelain", "--", ":/", ":!results") else ""
         )
     except FileNotFoundError:
         return ""
