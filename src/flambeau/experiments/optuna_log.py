@@ -22,10 +22,13 @@ def write_optuna_log(
     made = path.with_name(f".{path.name}.new")
     made.unlink(missing_ok=True)
     distributions = {name: distribution(dimension) for name, dimension in space.items()}
+    lock = storages.journal.JournalFileOpenLock(str(made))  # Optuna's own needs a disk with links
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study(
-            storage=storages.JournalStorage(storages.journal.JournalFileBackend(str(made))),
+            storage=storages.JournalStorage(
+                storages.journal.JournalFileBackend(str(made), lock_obj=lock)
+            ),
             study_name=STUDY,
             direction="maximize" if mode == "max" else "minimize",
         )

@@ -32,6 +32,7 @@ from flambeau.data.sources.open_data import open_parts, open_source, open_source
 from flambeau.errors import InputError
 from flambeau.recipes.data.recordio import IRHeader, RecordReader, RecordWriter, unpack
 from flambeau.recipes.data.recordio import pack as pack_record
+from plain_disks import keep_open_files
 
 PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
 FILES = ("rec", "tfrecord", "tar", "zip", "lmdb", "npz", "h5", "pth")  # hold image files
@@ -719,6 +720,19 @@ def test_what_hinders_hdf5_is_told_of_dst(
     done = run_python("-c", LIMITED)
     assert done.returncode == 2, done.stderr
     assert "flambeau: sub/a.h5: File too large; raise the limit (`ulimit -f`)" in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["rec", "tar", "parquet", ""])
+def test_a_disk_like_nfs(
+    ending: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that was open kept its folder there, and the command, which had packed all, ended with 2."""
+    pytest.importorskip(PACKAGE.get(ending, "numpy"))
+    keep_open_files(monkeypatch)
+    dst = tmp_path / "nfs" / f"a.{ending}".rstrip(".")
+    dst.parent.mkdir()
+    assert packed(small, dst).exists()
+    assert not [path for path in dst.parent.iterdir() if path.name.startswith(".")]
 
 
 def test_a_disk_that_takes_no_file(

@@ -14,6 +14,7 @@ from flambeau.data.sources.open_data import open_parts, open_sources
 from flambeau.data.sources.open_store import SHARDS_INDEX
 from flambeau.data.stores import store as stores
 from flambeau.data.stores.store import Retries, Store, StoreFault
+from plain_disks import keep_open_files, refuse_links
 from refused import refused
 from same_sources import mask_png, png, same
 
@@ -87,6 +88,19 @@ def test_masks_and_parts(flambeau: Any, url: str, kind: str) -> None:
     assert files("far") == files("near")
     for one, other in zip(open_sources(Path(f"{url}/")), open_sources(Path("near")), strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_cache_on_a_disk_without_links(
+    flambeau: Any, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_links(monkeypatch)
+    keep_open_files(monkeypatch)
+    answer = flambeau(f"pack photos {url}/pets.{kind}")
+    assert answer.code == 0, answer.err
+    assert not any(Path("cache/packing").iterdir())
+    assert flambeau(f"pack photos near/pets.{kind}").code == 0
+    assert files("near").items() <= files("far").items()  # the index besides
 
 
 class Killed(BaseException):

@@ -189,7 +189,8 @@ class PackFiles:
         }
 
     def remove(self) -> None:
-        remove_folder(self._staging)
+        """Remove what is unfinished; the folder itself goes with its lock."""
+        _remove_all_but_lock(self._staging)
 
     def _make_class_folders(self, tree: Path) -> None:
         """On the disk before anything is moved into them, and also for classes without images."""
@@ -254,7 +255,7 @@ def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
     Without the file `plan` it holds nothing to continue, and is then removed.
     """
     folder.mkdir(exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
+    with contextlib.ExitStack() as once_closed, (folder / _LOCK).open("w") as file:
         with contextlib.suppress(ImportError):  # Windows: no lock
             import fcntl
 
@@ -266,7 +267,15 @@ def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
             yield
         finally:
             if not (folder / plan).exists():
-                remove_folder(folder)
+                _remove_all_but_lock(folder)
+                # On NFS and FUSE a file that is open stays in its folder, under another name.
+                once_closed.callback(_remove_lock, folder)
+
+
+def _remove_lock(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # another process has begun there
+        (folder / _LOCK).unlink()
+        folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -404,3 +413,11 @@ def _sync_file_system(folder: Path) -> bool:
 def remove_folder(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def _remove_all_but_lock(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()

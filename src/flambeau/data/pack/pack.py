@@ -144,7 +144,10 @@ def pack(
                 if target is not None:
                     target.send(files, number)
             output = _published if target is None else target.publish
-            return output(files, work.bad)._replace(remarks=remarks)
+            made = output(files, work.bad)._replace(remarks=remarks)
+    if target is not None:
+        target.remove_local()
+    return made
 
 
 def _finished(files: PackFiles) -> Packed | None:

@@ -121,10 +121,13 @@ class StoreOutput:
         text = json.dumps(manifest, ensure_ascii=False)
         self._put_text(name_of(self._address) + MANIFEST, text)
         files.remove()
-        with contextlib.suppress(OSError):
-            self.local.parent.rmdir()
         made = [beside(self._address, name) for name in manifest["files"]]
         return Packed(made, manifest["images"], bad, already=False)
+
+    def remove_local(self) -> None:
+        """The folder for what is not sent yet, once it is empty."""
+        with contextlib.suppress(OSError):
+            self.local.parent.rmdir()
 
     def set_aside(self, files: PackFiles) -> None:
         """Move what is there of these names into NAME.old-N/."""
@@ -248,19 +251,23 @@ class StoreOutput:
 
     def _index_of(self, files: PackFiles, shard: Path) -> ShardIndex | None:
         """The index of a file that is not uploaded yet; None if it cannot be trained on, as one of boxes."""
-        with tempfile.TemporaryDirectory(dir=shard.parent, prefix=".") as name:
-            folder = Path(name)
-            path = folder / shard.name
-            path.symlink_to(shard)
-            keys = shard.with_suffix(".idx")
-            if keys.exists() and keys != shard:
-                (folder / keys.name).symlink_to(keys)
-            classes = files.class_names_path()
-            if classes is not None:
-                write_classes(folder / classes.name, files.classes)
-            with contextlib.suppress(InputError):
-                opened = open_shard(path, copies=folder)
-                return index_shard(path, opened, where=beside(self._address, shard.name))
+        classes = files.class_names_path()
+        beside_it = None if classes is None else shard.with_name(classes.name)
+        try:
+            if beside_it is not None:
+                write_classes(beside_it, files.classes)
+            with (
+                # A table's copy is still open; what NFS and FUSE keep of it goes with the shard's folder.
+                tempfile.TemporaryDirectory(
+                    dir=shard.parent, prefix=".", ignore_cleanup_errors=True
+                ) as copies,
+                contextlib.suppress(InputError),
+            ):
+                opened = open_shard(shard, copies=Path(copies))
+                return index_shard(shard, opened, where=beside(self._address, shard.name))
+        finally:
+            if beside_it is not None:
+                beside_it.unlink(missing_ok=True)
         return None
 
     def _indexes(self, files: PackFiles) -> dict[str, bytes]:
