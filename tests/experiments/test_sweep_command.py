@@ -140,9 +140,7 @@ def test_trials_at_once_have_a_gpu_each(
     assert Path("0.5").read_text() == "4,7"
 
 
-def test_optuna_reads_the_log(
-    flambeau: Any, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_optuna_reads_the_log(flambeau: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is written also where a disk has no links, as exFAT: Optuna's own lock is one."""
     optuna = pytest.importorskip("optuna")
     behind = f"-- {sys.executable} curve.py --lr {{lr}}"
