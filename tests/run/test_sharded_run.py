@@ -1,5 +1,6 @@
 """A sharded run is the run of one process: figures, weights, checkpoints, other numbers of ranks."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +41,19 @@ def rows(length: int, seed: int) -> TensorDataset:
 
 
 def train(
-    folder: Path, *, shard: bool, crash_at: int = -1, precision: Any = "fp32", **settings: Any
+    folder: Path,
+    *,
+    shard: bool,
+    crash_at: int = -1,
+    precision: Any = "fp32",
+    prepare: Callable[[nn.Module], object] = lambda model: None,
+    **settings: Any,
 ) -> dict[str, Any]:
     torch.set_num_threads(1)
     model = make_model()
     if shard:
         shard_model(model, join_ranks(), torch.device("cpu"), unit_bytes=1000)
+    prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, fused=True)
     run = Run(
         folder, model, optimizer, rows(37, 1), duration="3ep", batch_size=8, accumulate=2, log_every=2,
@@ -102,6 +110,36 @@ def test_equals_one_process(tmp_path: Path, start_ranks: StartRanks, world: int)
     ]
     assert told[0] == told[1]  # not this rank's pieces of it
     assert told[0]["parts"][0] == ["0", "Linear", 112, 112]
+
+
+def flip_once(model: nn.Module, wrong: int) -> None:
+    """In the second step rank `wrong` computes its last layer wrong, in one micro-batch, once."""
+    calls: list[int] = []
+
+    def wrong_once(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor | None:
+        calls.append(len(calls))
+        return out * (1 + 2**-10) if len(calls) == 2 * 2 else None
+
+    if join_ranks().rank == wrong:
+        model[-1].register_forward_hook(wrong_once)  # type: ignore[index]
+
+
+def test_steps_are_checked(tmp_path: Path, start_ranks: StartRanks) -> None:
+    def work(name: str, wrong: int, **settings: Any) -> str:
+        prepare = functools.partial(flip_once, wrong=wrong)
+        train(tmp_path / name, shard=True, prepare=prepare, **settings)
+        return (tmp_path / name / "events.jsonl").read_text()
+
+    checked = functools.partial(work, verify_steps="1/2")
+    start_ranks(2, work, "once", -1, group=True).results()
+    calm, _ = start_ranks(2, checked, "calm", -1, group=True).results()
+    assert "differ" not in calm
+    assert "computes its own share of a step again, as the model is sharded" in calm
+    found, _ = start_ranks(2, checked, "found", 1, group=True).results()
+    assert "step 2: computations " in found and "the run goes on" in found
+    assert "of the share of rank 1 differ in the gradient of " in found
+    for name in ("calm", "found"):
+        same(tmp_path / name, tmp_path / "once", rtol=0, atol=0)
 
 
 def test_resumes_on_other_numbers_of_ranks(tmp_path: Path, start_ranks: StartRanks) -> None:

@@ -1,5 +1,6 @@
 """`verify_steps`: a step that is computed twice has the bits of one, and a flipped bit is found."""
 
+import copy
 import functools
 import json
 import os
@@ -16,6 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from flambeau.errors import InputError
+from flambeau.parallel.ranks import FailedElsewhere
+from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
 from flambeau.run.loop.step_check import MachineFault
 from flambeau.run.run import Run
 from shared_fixtures import StartRanks
@@ -50,24 +53,35 @@ def train(folder: Path, hook: Hook | None = None, **options: Any) -> dict[str, A
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    model = Net()
+    model = options.pop("prepared", lambda model: model)(Net())
+    in_steps = options.pop("in_steps", False)
     given: dict[str, Any] = {"duration": "4ep", "log_every": 3, "bar": False}
     source = options.pop("data", None) or data()
+    if source == "loader":
+        source = DataLoader(data(), batch_size=5, shuffle=True)
     if isinstance(source, TensorDataset):
         given["batch_size"] = 4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run = Run(folder, model, optimizer, source, **given | options)
     bodies = 0
+
+    def loss_of(batch: Any) -> Tensor:
+        nonlocal bodies
+        x, y = batch
+        bodies += 1
+        if hook is not None:
+            hook(run, x, bodies)
+        with run.autocast():
+            logits = model(x)
+            loss = cross_entropy(logits, y)
+        run.log(accuracy=logits.argmax(1) == y)
+        return loss
+
     for _ in run.epochs():
-        for x, y in run.batches():
-            bodies += 1
-            if hook is not None:
-                hook(run, x, bodies)
-            with run.autocast():
-                logits = model(x)
-                loss = cross_entropy(logits, y)
-            run.log(accuracy=logits.argmax(1) == y)
-            run.step(loss)
+        for batch in run.batches() if not in_steps else ():
+            run.step(loss_of(batch))
+        for _ in run.steps(loss_of) if in_steps else ():
+            pass
         for x, y in run.evaluate(data()):
             run.log(val_accuracy=model(x).argmax(1) == y)
     return {"weights": model.state_dict(), "lines": lines_of(folder), "bodies": bodies}
@@ -222,6 +236,33 @@ def test_the_stream_of_batches_stays_as_it_is(tmp_path: Path) -> None:
     assert len(streams) == 1
 
 
+def test_what_the_optimizer_lacks_and_what_it_has_beside_the_model(tmp_path: Path) -> None:
+    """A layer without the optimizer keeps its gradients; a parameter of the loss is one, too."""
+
+    def body(folder: Path, **options: Any) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = Net()
+        scale = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([*model.last.parameters(), scale], lr=0.1)
+        given = {"duration": "2ep", "batch_size": 4, "bar": False}
+        run = Run(folder, model, optimizer, data(), **given | options)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(cross_entropy(model(x) * scale, y))
+        left = model.first.weight.grad
+        assert left is not None
+        return scale.item(), left.tolist(), model.last.weight.tolist()
+
+    random.seed(0)
+    np.random.seed(0)
+    once = body(tmp_path / "once")
+    random.seed(0)
+    np.random.seed(0)
+    assert once[0] != 1.0
+    assert body(tmp_path / "twice", verify_steps="1/2") == once
+    assert "differ" not in (tmp_path / "twice" / "events.jsonl").read_text()
+
+
 def test_with_halving(tmp_path: Path) -> None:
     """`run.halving()` and the check both undo a global batch."""
 
@@ -328,7 +369,10 @@ def test_a_rank_that_computes_wrong_is_named(
     assert "computation" not in (tmp_path / "calm" / "events.jsonl").read_text()
     found = start_ranks(2, work, f"{tmp_path}/found", kind, 1).results()
     said = (tmp_path / "found" / "events.jsonl").read_text()
-    assert "step 3: " in said and "rank 1: " in said and "the run goes on" in said
+    assert (
+        "step 3: computations 1 (rank 1) and 2 (rank 0) of the share of rank 0 differ in " in said
+    )
+    assert "the run goes on: a processor or the memory of the machine of rank 1 (" in said
     for expected, *others in zip(once, calm, found, strict=True):
         for other in others:
             same(expected, other)
@@ -354,6 +398,162 @@ def test_what_is_refused(tmp_path: Path, text: str) -> None:
         train(tmp_path / "run", verify_steps=text)
 
 
-def test_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="verify_steps = '1/2' does not work with parts"):
-        train(tmp_path / "run", verify_steps="1/2", parts=2)
+# ---------------------------------------------------------------- several ranks, parts, shards
+
+IN_PARTS: dict[str, Any] = {"parts": 4, "batch_size": 10}  # 10, 10 and 4 samples
+
+
+def play(start_ranks: StartRanks, world: int, folder: Path, **options: Any) -> list[dict[str, Any]]:
+    if world == 1:
+        return [train(folder, **options)]
+    found: list[dict[str, Any]] = start_ranks(
+        world, functools.partial(train, folder, **options)
+    ).results()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [
+        (1, IN_PARTS),
+        (2, IN_PARTS),
+        (3, IN_PARTS | {"ema": 0.9, "clip_norm": 0.5}),
+        (5, IN_PARTS),  # one rank has a stand-in
+        (3, IN_PARTS | {"prepared": convert_sync_batchnorm, "in_steps": True}),
+        (2, {"batch_size": 5, "accumulate": 2}),
+        (3, {"batch_size": 7, "precision": "bf16"}),  # the last 3 samples are those of one rank
+        (2, {"compression": "fp16"}),
+        (2, {"prepared": convert_sync_batchnorm}),
+        (2, {"data": "loader", "accumulate": 2}),
+    ],
+    ids=[
+        "parts-1",
+        "parts-2",
+        "parts-3",
+        "parts-5",
+        "parts-synced",
+        "accumulated",
+        "uneven",
+        "compressed",
+        "synced",
+        "loader",
+    ],
+)
+def test_on_ranks_the_bits_are_those_of_one_computation(
+    tmp_path: Path, start_ranks: StartRanks, world: int, options: dict[str, Any]
+) -> None:
+    once = play(start_ranks, world, tmp_path / "once", **options)
+    share = "1/1" if world == 3 else "1/2"
+    twice = play(start_ranks, world, tmp_path / "twice", verify_steps=share, **options)
+    for left, right in zip(once, twice, strict=True):
+        same(left, right)
+        assert right["bodies"] > left["bodies"]
+    events = (tmp_path / "twice" / "events.jsonl").read_text()
+    assert "differ" not in events
+    is_alone = "parts" not in options and options.get("prepared") is convert_sync_batchnorm
+    assert ("each process computes its own share" in events) is is_alone
+
+
+def always_wrong(wrong: int, run: Run, x: Tensor, bodies: int) -> None:
+    """From the fourth step on rank `wrong` computes its last layer wrong, in the same way each time."""
+    last = run.model.last
+    if run.state.step == 3 and os.environ["RANK"] == f"{wrong}" and not last._forward_hooks:
+        last.register_forward_hook(lambda module, args, out: out * (1 + 2**-20))
+
+
+def until_it_stops(folder: Path, wrong: int, **options: Any) -> tuple[int, int]:
+    """The exit code, and the steps done."""
+    run: list[Run] = []
+
+    def hook(now: Run, x: Tensor, bodies: int) -> None:
+        run[:] = [now]
+        always_wrong(wrong, now, x, bodies)
+
+    try:
+        train(folder, hook, **options)
+    except MachineFault as fault:
+        assert isinstance(fault.code, int)
+        return fault.code, run[0].state.step
+    return 0, run[0].state.step
+
+
+@pytest.mark.parametrize("options", [IN_PARTS, {"batch_size": 8}], ids=["parts", "shares"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_is_wrong_in_each_computation_is_found(
+    tmp_path: Path, start_ranks: StartRanks, world: int, options: dict[str, Any]
+) -> None:
+    options = options | {"checkpoint_every": "1st"}
+    work = functools.partial(until_it_stops, verify_steps="1/4", **options)
+    assert start_ranks(world, work, tmp_path / "run", 1).results() == [(70, 3)] * world
+    said = (tmp_path / "run" / "events.jsonl").read_text()
+    assert (
+        "step 4: computations 1 (rank 1) and 2 (rank 0) of the share of rank 0 differ in the"
+        in said
+    )
+    assert "(samples sample " in said
+    if world == 2:
+        assert "the ranks do not agree, and it cannot be told which of them is wrong" in said
+    else:
+        assert (
+            "; rank 1 (" in said and ") disagrees with the other ranks again, and the run" in said
+        )
+    # Nothing of the step is kept: on sound ranks the run goes on as if it had not been.
+    goes_on = play(start_ranks, world, tmp_path / "run", verify_steps="1/4", **options)
+    same(play(start_ranks, world, tmp_path / "once", **options)[0], goes_on[0])
+
+
+def test_an_evaluation_before_a_step_has_the_statistics_of_rank_0(
+    tmp_path: Path, start_ranks: StartRanks
+) -> None:
+    """And each evaluation one line, though the body is done twice, first for another rank."""
+
+    def hook(run: Run, x: Tensor, bodies: int) -> None:
+        if run.state.step % 4 == 3:
+            for images, targets in run.evaluate(data()):
+                run.log(before_accuracy=run.model(images).argmax(1) == targets)
+
+    def work(name: str, **options: Any) -> dict[str, Any]:
+        return train(tmp_path / name, hook, batch_size=8, **options)
+
+    once = start_ranks(2, work, "once").results()
+    twice = start_ranks(2, functools.partial(work, verify_steps="1/2"), "twice").results()
+    for left, right in zip(once, twice, strict=True):
+        same(left, right)
+    assert sum("before_accuracy" in line for line in once[0]["lines"]) == 3
+
+
+class Own:
+    """What a collate function may make: each process has its own, and unpacks it as a pair."""
+
+    def __init__(self, rows: Any) -> None:
+        self.pair = torch.utils.data.default_collate(rows)
+        self.mine = lambda: None  # which cannot be pickled
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.pair)
+
+    def __deepcopy__(self, memo: Any) -> "Own":
+        copied = copy.copy(self)
+        copied.pair = copy.deepcopy(self.pair, memo)
+        return copied
+
+
+def test_what_cannot_be_sent_stays_where_it_is(tmp_path: Path, start_ranks: StartRanks) -> None:
+    options = {"collate": Own, "batch_size": 8, "duration": "1ep"}
+    once = play(start_ranks, 2, tmp_path / "once", **options)
+    twice = play(start_ranks, 2, tmp_path / "twice", verify_steps="1/2", **options)
+    same(once[1], twice[1])
+    assert twice[1]["bodies"] == once[1]["bodies"] + 1
+    assert (
+        "cannot be sent to another process (" in (tmp_path / "twice" / "events.jsonl").read_text()
+    )
+
+
+def test_powersgd_is_refused(tmp_path: Path, start_ranks: StartRanks) -> None:
+    def refused() -> str:
+        with pytest.raises((InputError, FailedElsewhere)) as caught:
+            train(tmp_path / "run", verify_steps="1/2", compression="powersgd")
+        return str(caught.value)
+
+    for said in start_ranks(2, refused).results():
+        assert "verify_steps = '1/2' does not work with compression = 'powersgd'" in said

@@ -147,7 +147,10 @@ class Run:
 
     def _begin(self, options: RunOptions, resources: contextlib.ExitStack) -> None:
         """Claim the folder, catch signals, continue from the newest checkpoint, and share the model."""
-        self._step.check = step_check(options, self.state, self._loop, self._parts, self._ranks)
+        is_compiled = self.model is not self._parts.model
+        self._step.check = step_check(
+            options, self.state, self._loop, self._parts, self._ranks, compiled=is_compiled
+        )
         if options.replay_from is not None:
             self.state.load(restore(Path(options.replay_from)))
         else:
@@ -162,7 +165,6 @@ class Run:
             resources.callback(self._recorder.end_mirror)
             resources.callback(self._recorder.close)
             self.result = self._lifecycle.resume()
-        is_compiled = self.model is not self._parts.model
         sync = share_model(self._parts, options, self._ranks, compiled=is_compiled)
         self._step.share(sync, self._draws.keep)
         self._lifecycle.finalizer = closed_when_dropped(self, resources.pop_all())
@@ -391,7 +393,7 @@ class Run:
             micro = loop.again.popleft() if loop.again else next(loop.stream)
             window.wait_s += time.perf_counter() - start
             if self._step.check is not None:
-                self._step.check.begin(micro)
+                micro = self._step.check.begin(micro)
             loop.begin(micro, step=state.step)
             state.micro = MicroBatch(None, *micro[1:])  # without its data
             self._draws.seed(state.epoch, micro)
@@ -511,7 +513,7 @@ class Run:
         can_stop = not is_within_step and loop.done is None
         if loop.will_be_repeated:
             return  # and then this evaluation, too
-        if self._step.check is not None and self._step.check.is_again:
+        if self._step.check is not None and self._step.check.skips_evaluation:
             return
         if self._lifecycle.has_evaluated_before():
             return

@@ -126,16 +126,19 @@ def test_one_in_pieces_is_found_beside_one_that_never_comes() -> None:
         model.zero_grad()
 
 
-def sums_of(model: nn.Module) -> tuple[list[Tensor], list[bool]]:
-    """The gradients of three batches of four parts; and of each own part, whether autograd adds to them."""
+def sums_of(model: nn.Module, alone_in: int = -1) -> tuple[list[Tensor], list[bool]]:
+    """The gradients of three batches of four parts; and of each own part, whether autograd adds to them.
+
+    In batch `alone_in` each part is taken alone.
+    """
     tree, found, held = FixedOrderSum(model.parameters(), parts=4, bucket_bytes=1), [], []
     for batch in range(3):
         for part in tree.local_parts:
-            if part == tree.local_parts[-1]:
+            if part == tree.local_parts[-1] and batch != alone_in:
                 tree.expect_last()
             generator = torch.Generator().manual_seed(10 * batch + part)
             model(torch.randn(5, 3, generator=generator)).tanh().sum().backward()
-            tree.take()
+            tree.take(alone=batch == alone_in)
             held.append(next(model.parameters()).grad is not None)
         tree.give()
         for p in model.parameters():
@@ -158,6 +161,9 @@ def test_autograd_adds_neighbours_where_gradients_come_whole(
         for found, held in start_ranks(world, sums_of, model, group=True).results():
             assert are_equal(alone, found)
             assert any(held) == (adds and len(held) == 6)
+        for found, held in start_ranks(world, sums_of, model, 1, group=True).results():
+            assert are_equal(alone, found)
+            assert not any(held[len(held) // 3 : len(held) // 3 * 2])
 
 
 def test_what_a_pass_finishes_is_sent_while_it_runs(start_ranks: StartRanks) -> None:

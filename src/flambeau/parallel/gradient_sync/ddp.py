@@ -48,6 +48,8 @@ class Replicas:
         self.averages_over = ranks.world
         self.together = None
         self._norms = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
+        self._is_held = False
+        self._first_share = 0  # the rank that computes the share of rank 0
         self._start()
 
     def _start(self) -> None:
@@ -93,6 +95,10 @@ class Replicas:
         if list(map(id, trained)) != list(map(id, self._parameters)):
             self._start()
 
+    def hold(self, *, behind: int, is_trial: bool) -> None:
+        self._is_held = True
+        self._first_share = behind % self._ranks.world
+
     def before_batch(self, micro: MicroBatch) -> None:
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
@@ -101,8 +107,10 @@ class Replicas:
             self._find_written_buffers(starts=micro.part == 1)
         if self._broadcast:
             buffers = dict(self._model.named_buffers())
-            self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
-        if micro.ends_batch and self._overlaps:
+            self._ranks.broadcast_tensors(
+                [buffers[name] for name in self._broadcast], source=self._first_share
+            )
+        if micro.ends_batch and self._overlaps and not self._is_held:
             self._ddp()
 
     def after_part(self) -> None:
@@ -117,11 +125,15 @@ class Replicas:
                     f"{_few(missing)} got no gradient in this step, but in the first one: "
                     "freeze parameters only between epochs, or leave none out"
                 )
+            if self._is_held:
+                self._average(has_missing=False)
+            self._is_held = False
             return ()
         if self._overlaps is None:
             self._decide_overlap(missing)
             self._find_written_buffers()
         self._average(has_missing=not self._overlaps)
+        self._is_held = False
         return ()
 
     def _find_written_buffers(self, *, starts: bool = False) -> None:

@@ -18,7 +18,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import buffer_versions
 from flambeau.parallel.gradient_sync.sync_batchnorm_parts import GatheredRows, SyncBatchNormParts
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum
+from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum, parts_of
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 
@@ -38,6 +38,8 @@ class FixedParts:
         self._statistics = _RunningStatistics(norms)
         self._versions: dict[str, tuple[int, int]] | None = None
         self._is_checked = False
+        self._is_held = self._is_trial = False
+        self._share = ranks.rank  # whose parts this rank computes
         self._start()
 
     def _start(self) -> None:
@@ -51,6 +53,18 @@ class FixedParts:
         if list(map(id, trained)) != list(map(id, self._trained)):
             self._start()
 
+    def hold(self, *, behind: int, is_trial: bool) -> None:
+        if self._is_held:  # an earlier computation of this step, which is undone
+            if self.together is not None:
+                self.together.end_step()
+            if not self._is_trial:
+                self._start()
+        self._is_held = True
+        self._is_trial = is_trial
+        self._share = (self._ranks.rank - behind) % self._ranks.world
+        if self.together is not None:
+            self.together.behind = behind
+
     def before_batch(self, micro: MicroBatch) -> None:
         """Reset the running statistics to those at the start of the step."""
         self._dealt = micro.dealt
@@ -62,22 +76,23 @@ class FixedParts:
             self._statistics.put_back()
         if not self._is_checked and self._versions is None:
             self._versions = buffer_versions(self._model)
-        if micro.ends_batch and self._has_any and self.together is None:
+        if micro.ends_batch and self._has_any and self.together is None and not self._is_held:
             self._sum.expect_last(parts=micro.dealt)
 
     @property
     def _has_any(self) -> bool:
         """Whether this rank has a part in this step; otherwise it computes a stand-in."""
-        return any(part < self._dealt for part in self._sum.local_parts)
+        parts = parts_of(self._share, self._ranks.world, self._parts)
+        return parts.start < min(parts.stop, self._dealt)
 
     def after_part(self) -> None:
         if not self._is_checked:
             self._check_buffers()
-        if self._has_any:
-            self._sum.take()
+        if self._has_any and not self._is_trial:
+            self._sum.take(alone=self._is_held)
             self._statistics.take()
             return
-        for p in self._trained:  # a stand-in, as there are fewer parts than ranks
+        for p in self._trained:  # of a stand-in, as there are fewer parts than ranks, or a trial
             p.grad = None
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
@@ -88,6 +103,7 @@ class FixedParts:
         self._statistics.end_step()
         if self.together is not None:
             self.together.end_step()
+        self._is_held = False
         return ()
 
     def _check_buffers(self) -> None:

@@ -235,6 +235,9 @@ class Shards:
     def roll_back(self) -> None:
         """Nothing is kept from earlier gradients."""
 
+    def hold(self, *, behind: int, is_trial: bool) -> None:
+        """Nothing to do: FSDP exchanges gradients in the backward pass, and each rank computes its share."""
+
     def before_batch(self, micro: MicroBatch) -> None:
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)

@@ -28,6 +28,16 @@ class GradientSync(Protocol):
     def start_epoch(self) -> None:
         """Before the first batch of an epoch: check whether other parameters are trained now."""
 
+    def hold(self, *, behind: int, is_trial: bool) -> None:
+        """The next global batch is checked: exchange no gradient before `after_backward`.
+
+        Called again before `after_backward` if its computation is undone and begins again.
+
+        Args:
+            behind: this rank computes the share of the rank that stands so many ranks before it.
+            is_trial: the computation will be undone.
+        """
+
     def before_batch(self, micro: MicroBatch) -> None:
         """Before the forward pass of a micro-batch."""
 

@@ -21,11 +21,16 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 class GatheredRows:
     """An all-gather of one row per part, in the order of the parts; all ranks make one.
 
-    `mine` (n, ...) has a row per part of this rank; further rows are ignored.
+    `mine` (n, ...) has a row per part of this rank; further rows are ignored. Each rank has the parts that
+    belong to the rank that stands `behind` ranks before it.
     """
 
-    def __init__(self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int) -> None:
-        owned = (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
+    def __init__(
+        self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int, behind: int = 0
+    ) -> None:
+        world = ranks.world
+        owned = (parts_of((rank - behind) % world, world, parts) for rank in range(world))
+        self._order = [(owner + behind) % world for owner in range(world)]
         self._counts = [len(range(part.start, min(part.stop, dealt))) for part in owned]
         self._rows = [mine]
         self._work = None
@@ -40,8 +45,7 @@ class GatheredRows:
         """The rows of all parts, (dealt, ...)."""
         if self._work is not None:
             self._work.wait()
-        pairs = zip(self._rows, self._counts, strict=True)
-        return torch.cat([rows[:count] for rows, count in pairs])
+        return torch.cat([self._rows[rank][: self._counts[rank]] for rank in self._order])
 
 
 class SyncBatchNormParts:
@@ -68,6 +72,8 @@ class SyncBatchNormParts:
         self._holders = [m._buffers for m in model.modules() if m._buffers]
         self._dealt: int | None = None  # parts of the current step
         self._origins: list[int] | None = None
+        self.behind = 0
+        """How many ranks before this one the rank stands whose parts it computes."""
 
     def before_batch(self, micro: MicroBatch) -> None:
         """Let the first part of this rank update the model's buffers, and the others copies of them."""
@@ -148,7 +154,9 @@ class SyncBatchNormParts:
         if self._origins == []:
             bad = ~torch.isfinite(mine).flatten(1).all(1)
             self._origins += [part + 1 for part in bad.nonzero().flatten().tolist()]
-        return GatheredRows(mine, self._ranks, parts=self._parts, dealt=self._dealt).wait()
+        return GatheredRows(
+            mine, self._ranks, parts=self._parts, dealt=self._dealt, behind=self.behind
+        ).wait()
 
 
 def _copies(buffers: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

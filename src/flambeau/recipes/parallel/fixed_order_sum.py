@@ -122,8 +122,11 @@ class FixedOrderSum:
             self._seen.clear()
             self._sums_by_rank = self._all_sums(parts)
 
-    def take(self) -> None:
+    def take(self, *, alone: bool = False) -> None:
         """Call after the backward pass of each part: it takes the gradients away.
+
+        Args:
+            alone: leave none in place for autograd to add the next part's to, which has the same bits.
 
         Raises:
             RuntimeError: a gradient came after its sum was sent.
@@ -141,7 +144,7 @@ class FixedOrderSum:
             while self._world == 1 and self._hooks:  # on one process only the first pass needs them
                 self._hooks.pop().remove()
         has_next = part % 2 == 0 and part + 1 < self.local_parts.stop
-        if self._come_whole and has_next and not is_last:
+        if self._come_whole and has_next and not is_last and not alone:
             self._held = part
         else:
             self._take_rest(part)

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -373,9 +373,9 @@ class TransientState:
     Attributes:
         next_event: the next step with a line, a checkpoint or the end. [Lifecycle]
         saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
-        again: micro-batches that come before those of the stream. [`repeat`, Run.batches, `give_up`]
-        stream: micro-batches from here on; None: to be opened. [Run.batches opens it; Lifecycle and `give_up`
-            close it]
+        again: micro-batches that come before those of the stream. [StepCheck, Run.batches, `give_up`]
+        stream: micro-batches from here on; None: to be opened. [Run.batches opens it, StepCheck reads a step
+            from it, Lifecycle and `give_up` close it]
         micro: the micro-batch that waits for `run.step`. [`begin`, Run.step, `keep`]
         done: the last micro-batch of a step, until the loop's body has ended. [Run.step, Lifecycle]
         part_of: steps done before the last micro-batch, and its `sum_key`. [`begin`, `keep`]
@@ -478,9 +478,8 @@ class TransientState:
     def run_out(self) -> None:
         self.phase = Phase.OUT_OF_MEMORY
 
-    def repeat(self, micros: Iterable[MicroBatch]) -> None:
-        """Hand out these micro-batches of the global batch again; what was logged for them is dropped."""
-        self.again.extend(micros)
+    def repeat_next(self) -> None:
+        """The micro-batches in `again` are of the same global batch; what was logged for it is dropped."""
         self.phase = Phase.REPEATED
         self.held_back.clear()
 

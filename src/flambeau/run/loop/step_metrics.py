@@ -67,6 +67,8 @@ class StepMetrics:
     def take_back(self, num_losses: int, total_samples: int) -> None:
         """Return to an earlier number of losses and of samples."""
         del self.losses[num_losses:], self.sizes[num_losses:]
+        while self._step_ends and self._step_ends[-1] > len(self.settled) + num_losses:
+            self._step_ends.pop()
         self.total_samples = total_samples
 
     def means_of(self, step: int, sum_key: int, *, is_late: bool) -> dict[str, MeanOnDevice]:

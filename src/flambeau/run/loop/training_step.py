@@ -67,6 +67,8 @@ class TrainingStep:
         for batches computed together.
         """
         self.sync = sync
+        if self.check is not None:
+            self.check.sync = sync
         self._together = None if sync is None else sync.together
         if self._together is not None:
             self._together.keeps += [self._keep, *keeps]
@@ -160,15 +162,15 @@ class TrainingStep:
             raise
         if not micro.ends_batch:
             self.loop.end_part(ends_batch=False)
+        if self.check is not None:
+            self.check.note(loss, micro)
         if self.sync is not None:
             self.sync.after_part()
         losses = state.window.add_loss(loss, micro.size, ends_step=micro.ends_batch)
         state.position = micro.position
         if micro.counts_indices:
             state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
-        if not micro.ends_batch or not (
-            self.check is None or self.check.agrees(losses[-micro.part :])
-        ):
+        if not micro.ends_batch or not (self.check is None or self.check.agrees()):
             return False
         self._finish(losses[-micro.part :])
         return True
