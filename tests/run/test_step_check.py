@@ -502,6 +502,23 @@ def test_a_rank_that_is_wrong_in_each_computation_is_found(
     same(play(start_ranks, world, tmp_path / "once", **options)[0], goes_on[0])
 
 
+def test_a_weight_that_went_wrong_between_checked_steps_is_seen_beside_other_ranks(
+    tmp_path: Path, start_ranks: StartRanks
+) -> None:
+    def hook(run: Run, x: Tensor, bodies: int) -> None:
+        if bodies == 2 and os.environ["RANK"] == "1":
+            run.model.last.weight.data.view(torch.int32)[0, 0] ^= 1 << 10
+
+    def work() -> Any:
+        with pytest.raises(MachineFault) as caught:
+            train(tmp_path / "run", hook, batch_size=8, verify_steps="1/4")
+        return caught.value.code
+
+    assert start_ranks(3, work).results() == [70] * 3
+    said = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "; rank 1 (" in said and ") disagrees with the other ranks again, and the run" in said
+
+
 def test_an_evaluation_before_a_step_has_the_statistics_of_rank_0(
     tmp_path: Path, start_ranks: StartRanks
 ) -> None:

@@ -256,8 +256,9 @@ class Run:
                 checkpoint and halve the learning rate (one of stop, rollback).
             seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below
                 2**64).
-            verify_steps: compute a share of the steps twice, such as 1/100, and compare the bits before the
-                optimizer acts, to find a machine that computes wrong; 0 is off.
+            verify_steps: compute a share of the steps twice, such as 1/100, of several processes once by
+                another one, and compare the bits before the optimizer acts, to find a machine that computes
+                wrong; 0 is off.
             parts: compute each step as this many fixed parts, so that the resulting bits do not depend on the
                 number of processes (at least 1).
             compression: compression of the gradients that processes exchange (one of none, fp16, bf16,

@@ -386,8 +386,9 @@ def train(
         portable_bits: compute with so many threads, and only by operations that give the same bits on every
             x86-64 processor with AVX2 (from 1 to 256).
         seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below 2**64).
-        verify_steps: compute a share of the steps twice, such as 1/100, and compare the bits before the
-            optimizer acts, to find a machine that computes wrong; 0 is off.
+        verify_steps: compute a share of the steps twice, such as 1/100, of several processes once by another
+            one, and compare the bits before the optimizer acts, to find a machine that computes wrong; 0 is
+            off.
         sync_bn: compute BatchNorm statistics over the batch of all processes (or parts) instead of each one's
             share.
         shard: how weights and optimizer state are distributed: none keeps all on every process, fsdp keeps

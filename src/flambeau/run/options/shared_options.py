@@ -124,10 +124,11 @@ class SharedOptions:
     )
     verify_steps: str = option(
         "0",
-        "compute a share of the steps twice, such as 1/100, and compare the bits before the optimizer acts, "
-        "to find a [machine that computes wrong](reliability.md#a-machine-that-computes-wrong); 0 is off",
-        "把一部分训练步（例如 1/100）计算两次，在优化器更新之前逐位比较，以发现"
-        "[计算出错的机器](reliability.md#计算出错的机器)；0 表示关闭",
+        "compute a share of the steps twice, such as 1/100, of several processes once by another one, and "
+        "compare the bits before the optimizer acts, to find a "
+        "[machine that computes wrong](reliability.md#a-machine-that-computes-wrong); 0 is off",
+        "把一部分训练步（例如 1/100）计算两次，多个进程时其中一次由另一个进程计算，"
+        "在优化器更新之前逐位比较，以发现[计算出错的机器](reliability.md#计算出错的机器)；0 表示关闭",
         group="machine",
         may_change=True,
     )
