@@ -417,26 +417,26 @@ def play(start_ranks: StartRanks, world: int, folder: Path, **options: Any) -> l
     [
         (1, IN_PARTS),
         (2, IN_PARTS),
+        (2, {"batch_size": 5, "accumulate": 2}),
+        (2, {"compression": "fp16"}),
+        (2, {"data": "loader", "accumulate": 2}),
         (3, IN_PARTS | {"ema": 0.9, "clip_norm": 0.5}),
         (5, IN_PARTS),  # one rank has a stand-in
         (3, IN_PARTS | {"prepared": convert_sync_batchnorm, "in_steps": True}),
-        (2, {"batch_size": 5, "accumulate": 2}),
         (3, {"batch_size": 7, "precision": "bf16"}),  # the last 3 samples are those of one rank
-        (2, {"compression": "fp16"}),
         (2, {"prepared": convert_sync_batchnorm}),
-        (2, {"data": "loader", "accumulate": 2}),
     ],
     ids=[
         "parts-1",
         "parts-2",
+        "accumulated",
+        "compressed",
+        "loader",
         "parts-3",
         "parts-5",
         "parts-synced",
-        "accumulated",
         "uneven",
-        "compressed",
         "synced",
-        "loader",
     ],
 )
 def test_on_ranks_the_bits_are_those_of_one_computation(
