@@ -555,6 +555,46 @@ class Own:
         return copied
 
 
+class Remembers(nn.Module):
+    """Its output depends on a buffer that earlier micro-batches have written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.mean(0), 0.3)
+        return self.last(x - self.mean)
+
+
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_buffers_and_parameters_beside_the_model(
+    tmp_path: Path, start_ranks: StartRanks, has_scale: bool
+) -> None:
+    """Buffers of rank 0 count, whoever computes its share; the scale is another one on each rank."""
+
+    def work(name: str, **options: Any) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = Remembers()
+        scale = nn.Parameter(torch.ones(()), requires_grad=has_scale)
+        beside = [scale] if has_scale else []
+        optimizer = torch.optim.SGD([*model.parameters(), *beside], lr=0.1)
+        given = {"duration": "2ep", "batch_size": 6, "accumulate": 2, "bar": False}
+        run = Run(tmp_path / name, model, optimizer, data(), **given | options)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                run.step(cross_entropy(model(x) * scale, y))
+        return model.mean.tolist(), model.last.weight.tolist(), scale.item()
+
+    once = start_ranks(3, work, "once").results()
+    twice = start_ranks(3, functools.partial(work, verify_steps="1/1"), "twice").results()
+    assert twice == once
+    events = (tmp_path / "twice" / "events.jsonl").read_text()
+    assert "differ" not in events
+    assert ("the optimizer has parameters beside the model's" in events) is has_scale
+
+
 def test_what_cannot_be_sent_stays_where_it_is(tmp_path: Path, start_ranks: StartRanks) -> None:
     options = {"collate": Own, "batch_size": 8, "duration": "1ep"}
     once = play(start_ranks, 2, tmp_path / "once", **options)

@@ -55,14 +55,18 @@ def step_check(
         )
     why = None
     if ranks.world > 1:
-        why = _why_alone(parts, ranks, in_parts=options.parts is not None, compiled=compiled)
+        why = _why_alone(state, parts, ranks, in_parts=options.parts is not None, compiled=compiled)
     return StepCheck(every, state, loop, parts, ranks, why_alone=why)
 
 
-def _why_alone(parts: RunParts, ranks: Ranks, *, in_parts: bool, compiled: bool) -> str | None:
+def _why_alone(
+    state: ResumableState, parts: RunParts, ranks: Ranks, *, in_parts: bool, compiled: bool
+) -> str | None:
     """Why no rank can compute the share of another with the same bits; None if it can."""
     if parts.shards is not None:
         return "the model is sharded"
+    if _beside_the_model(state):
+        return "the optimizer has parameters beside the model's, which each process updates alone"
     synced = (SyncBatchNorm, nn.SyncBatchNorm)
     if not in_parts and any(isinstance(m, synced) for m in parts.model.modules()):
         return "SyncBatchNorm adds in the order of the processes (parts= fixes that)"
@@ -345,11 +349,7 @@ class StepCheck:
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         """Those of the model, and what else the optimizer has."""
-        named = dict(self._state.model.named_parameters())
-        known = set(map(id, named.values()))
-        groups = self._state.optimizer.param_groups
-        others = [p for group in groups for p in group["params"] if id(p) not in known]
-        return named | {f"parameter {n} of the optimizer": p for n, p in enumerate(others)}
+        return {**dict(self._state.model.named_parameters()), **_beside_the_model(self._state)}
 
     def _with_gradients(self) -> dict[str, nn.Parameter]:
         """What a backward pass gives gradients to: of a sharded model not yet the optimizer's pieces."""
@@ -365,6 +365,17 @@ class StepCheck:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+
+
+def _beside_the_model(state: ResumableState) -> dict[str, nn.Parameter]:
+    """What the optimizer has and the model has not, such as a parameter of the loss."""
+    known = set(map(id, state.model.parameters()))
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
+    return {
+        f"parameter {number} of the optimizer": p
+        for number, p in enumerate(parameters)
+        if id(p) not in known
+    }
 
 
 def _pickled(start: _Start) -> tuple[Tensor | None, str | None]:
