@@ -615,14 +615,14 @@ def test_a_lost_rank_is_noted_for_its_run(start: Start, lost: int) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["sys.exit(2)", "sys.exit(75)", "sys.exit(0)"])
+@pytest.mark.parametrize("how", ["sys.exit(2)", "sys.exit(70)", "sys.exit(75)", "sys.exit(0)"])
 def test_a_rank_that_has_ended_itself_is_not_lost(start: Start, how: str) -> None:
     launcher = start(f"{NAMES_RUN}{how}")
     launcher.end()
     assert not (launcher.folder / "lost").exists()
 
 
-@pytest.mark.parametrize("code", [2, 75, 130])
+@pytest.mark.parametrize("code", [2, 70, 75, 130])
 def test_some_codes_are_final(code: int, start: Start) -> None:
     ended = start(f"say(rank); sys.exit({code})", procs=1, max_restarts=3).end()
     assert (ended.code, ended.out, ended.err) == (code, ["0"], [])

@@ -18,10 +18,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher.rendezvous_address import Rendezvous
-from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
+from flambeau.parallel.preemption import EXIT_CODE, FAULTY_MACHINE, INTERRUPTED
 
-NEVER_AGAIN = (2, EXIT_CODE, INTERRUPTED)
-"""Exit codes of ranks after which none is started again; 2 means wrong input."""
+NEVER_AGAIN = (2, FAULTY_MACHINE, EXIT_CODE, INTERRUPTED)
+"""Exit codes of ranks after which none is started again here; 2 means wrong input."""
 STORE_S = 20  # timeout of a call to the store
 _SILENT_S = 30.0  # a node that is silent for this time is lost; twice torch's own limit
 _POLL_S = 0.5
