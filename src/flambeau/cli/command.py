@@ -55,6 +55,7 @@ _EXIT_CODES = {
     },
     "launch": {
         1: "a process has failed; the last line names it",
+        70: "--verify-steps: this machine computes something wrong; continue on another one",
         75: "stopped and saved: the same command goes on",
     },
     "check": {1: "images of --drop were found, which --out has not left out"},

@@ -51,8 +51,7 @@ class Verdict(NamedTuple):
     Attributes:
         holds: the newest computations have the bits of others, so that the optimizer may use them.
         differences: between the computations of each share.
-        suspects: ranks that disagree with what two others, or one and later they themselves, have found; none
-            if that is all ranks.
+        suspects: ranks with a computation that differs from what two ranks have found; none if that is all.
     """
 
     holds: bool
