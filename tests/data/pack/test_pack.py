@@ -26,6 +26,7 @@ from flambeau.data.pack import output_files, writers
 from flambeau.data.pack import pack as pack_module
 from flambeau.data.pack.encode_images import Conversion, common_layout, layout_of
 from flambeau.data.pack.pack import pack, record_crc
+from flambeau.data.pack.shard_indexes import write_shard_indexes
 from flambeau.data.pack.shard_plan import Split, deal, list_files, named_parts, record_paths
 from flambeau.data.pack.verify import verify_file
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources
@@ -188,6 +189,34 @@ def test_shards_hold_everything_once(small: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- images
+
+
+def test_what_a_kill_beside_a_finished_index_of_shards_has_left_is_removed(
+    small: Path, tmp_path: Path
+) -> None:
+    made = pack(small, tmp_path / "a.rec", KEEP, Split(shards=2), workers=1)
+    (left := tmp_path / ".a.rec.flambeau-shards.tmp").mkdir()
+    (left / "a.rec").write_bytes(b"1")
+    write_shard_indexes([Path(path) for path in made.files])
+    assert not left.exists()
+    assert (tmp_path / "a.rec.flambeau-shards").exists()
+
+
+@pytest.mark.parametrize("limit", [140, 200, 300])
+def test_arrays_that_the_disk_does_not_take_are_no_arrays(limit: int, tmp_path: Path) -> None:
+    """Of the header and 160 bytes: NumPy itself says nothing when the last buffer is not written."""
+    arrays = {"images": np.zeros((1, 1, 1, 1), np.uint8), "labels": np.arange(20)}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        if limit < 288:
+            with pytest.raises(OSError, match="File too large"):
+                writers._save_npy(tmp_path / "a.npy", arrays)
+        else:
+            writers._save_npy(tmp_path / "a.npy", arrays)
+            assert np.load(tmp_path / "a_labels.npy").tolist() == list(range(20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_resizing(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def write_shard_indexes(shards: Sequence[Path]) -> None:
     Shards that cannot be trained on, such as those with boxes as labels, get none.
     """
     for path, of_set in shard_index_files(shards).items():
-        if path.exists():
-            continue
         hidden = path.with_name(f".{path.name}.tmp")
         shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed
+        if path.exists():
+            continue
         hidden.mkdir()
         try:
             content = _content(of_set, hidden)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -248,8 +249,15 @@ def as_buffer(image: Stored) -> Any:
 
 
 def _save_npy(path: Path, arrays: Arrays) -> None:
-    np.save(path, arrays["images"], allow_pickle=False)
-    np.save(path.with_name(f"{path.stem}_labels.npy"), arrays["labels"], allow_pickle=False)
+    for name, array in (
+        (path.name, arrays["images"]),
+        (f"{path.stem}_labels.npy", arrays["labels"]),
+    ):
+        with path.with_name(name).open("xb") as file:
+            # Not the file itself: into one NumPy (2.4) writes through a buffer of C, and says nothing when
+            # the disk fails as that is emptied.
+            sink = cast(IO[bytes], SimpleNamespace(write=file.write))
+            np.lib.format.write_array(sink, array, allow_pickle=False)
 
 
 def _save_npz(path: Path, arrays: Arrays) -> None:
