@@ -152,8 +152,18 @@ def disk_failure(error: BaseException, number: int) -> str:
             where = error.filename or SHARED_MEMORY
             return f"{where}: {_SHARED_FULL}; {_SHARED_REMEDY}, and run the command again"
         where = "a file" if number in _LIMIT_ERRNOS else "the disk"
-        what = f"{error.filename or where}: {error.strerror}"
+        what = f"{_as_named(error.filename) or where}: {error.strerror}"
     return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
+
+
+def _as_named(path: object) -> object:
+    """A path through a folder that is held open, as the user knows it."""
+    through = re.match(r"/proc/self/fd/\d+(?=/|$)", f"{path}")
+    if through is None:
+        return path
+    with contextlib.suppress(OSError):
+        return f"{Path(through[0]).readlink()}{str(path)[through.end() :]}"
+    return path
 
 
 _SHORTAGES = (
@@ -204,6 +214,16 @@ def _is_of_shared_memory(file: object) -> bool:
         return shutil.disk_usage(SHARED_MEMORY).free < _LITTLE
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of a call on a descriptor, which knows no name, names the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def disk_remedy(number: int | None) -> str | None:

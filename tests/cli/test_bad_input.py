@@ -850,6 +850,15 @@ def test_full_shared_memory_is_not_the_disk(
     assert ("--shm-size" in message) == ("shared" in named)
 
 
+def test_a_file_in_a_folder_that_is_held_open_is_named_as_the_user_knows_it(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    error = OSError(errno.EIO, os.strerror(errno.EIO), f"/proc/self/fd/{folder}/a.svg")
+    try:
+        assert disk_failure(error, errno.EIO).startswith(f"{tmp_path}/a.svg: ")
+    finally:
+        os.close(folder)
+
+
 @pytest.mark.parametrize("name", ["config.toml", "dataset.json", "model.safetensors"])
 def test_a_disk_that_takes_no_file(
     name: str, flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch

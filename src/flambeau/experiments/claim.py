@@ -11,6 +11,8 @@ import socket
 import threading
 from pathlib import Path
 
+from flambeau.errors import naming
+
 _TOUCH_S = 15.0
 _LOST_S = 90.0  # without a touch, the host of the owner is lost
 
@@ -38,9 +40,14 @@ class Claim:
         if owner not in ("", here) and _is_touched(fd):
             os.close(fd)
             return None
-        os.lseek(fd, 0, os.SEEK_SET)
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{here}\n".encode())
+        try:
+            with naming(self._path):
+                os.lseek(fd, 0, os.SEEK_SET)
+                os.ftruncate(fd, 0)
+                os.write(fd, f"{here}\n".encode())
+        except OSError:
+            os.close(fd)
+            raise
         self._fd = fd
         self._ended.clear()
         threading.Thread(target=self._keep_touching, daemon=True).start()

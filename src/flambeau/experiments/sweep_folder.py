@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, naming
 from flambeau.experiments.space import Space, Value, shown
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.folder.json_file import json_row
@@ -204,19 +204,25 @@ class SweepFolder:
         """Write lines to the disk; within `locked`. A result that is there already stays."""
         fd = os.open(self.journal, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
-            os.ftruncate(fd, self._read_bytes)  # what a kill has torn
-            os.lseek(fd, 0, os.SEEK_END)
-            for row in rows:
-                if isinstance(row, MemberResult) and (row.step, row.member) in self.records.results:
-                    continue
-                values = {name: value for name, value in asdict(row).items() if value is not None}
-                line = json.dumps(values).encode()
-                rest = memoryview(line + b"\n")
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-                self._add(line)
-                self._read_bytes += len(line) + 1
-            os.fsync(fd)
+            with naming(self.journal):
+                os.ftruncate(fd, self._read_bytes)  # what a kill has torn
+                os.lseek(fd, 0, os.SEEK_END)
+                for row in rows:
+                    if (
+                        isinstance(row, MemberResult)
+                        and (row.step, row.member) in self.records.results
+                    ):
+                        continue
+                    values = {
+                        name: value for name, value in asdict(row).items() if value is not None
+                    }
+                    line = json.dumps(values).encode()
+                    rest = memoryview(line + b"\n")
+                    while rest:
+                        rest = rest[os.write(fd, rest) :]
+                    self._add(line)
+                    self._read_bytes += len(line) + 1
+                os.fsync(fd)
         finally:
             os.close(fd)
 

@@ -15,6 +15,7 @@ import pytest
 from flambeau.errors import InputError
 from flambeau.run.folder.events_log import EventsLog
 from flambeau.run.folder.identity import Identity
+from flambeau.run.folder.lock import RunLock
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.option import options_of
 from flambeau.run.options.run_options import RunOptions
@@ -154,6 +155,26 @@ def test_a_disk_without_locks_is_told_as_such(
             claimed(tmp_path / "run")
     assert error.value.filename == f"{tmp_path / 'run' / '.lock'}"
     claimed(tmp_path / "run").release()
+
+
+@pytest.mark.parametrize("call", ["truncate", "write"])
+def test_a_lock_that_cannot_be_written_is_named_and_free(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(file: int, _: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    lock = RunLock(tmp_path)
+    num_open = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(OSError, match="Read-only") as raised:
+            lock.take()
+    assert raised.value.filename == f"{tmp_path / '.lock'}"
+    # It is closed: another process may take it.
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+    lock.take()
+    lock.release()
 
 
 def test_a_lock_whose_owner_has_not_yet_written_its_number(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import struct
 import sys
 from pathlib import Path
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, naming
 
 _LOCKED: set[tuple[int, int]] = set()  # locks that this process holds
 _WRITTEN_IN_PLACE = (".lock", "metrics.jsonl", "events.jsonl", "metrics.csv", ".metrics.csv.new")
@@ -47,8 +47,13 @@ class RunLock:
             raise InputError(
                 f"{who} is training in {self._folder} right now; wait for it or choose another folder"
             ) from None
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        try:
+            with naming(lock):
+                os.truncate(handle, 0)
+                os.write(handle, f"{os.getpid()}\n".encode())
+        except OSError:
+            os.close(handle)
+            raise
         self._file = handle
         _LOCKED.add(_identity(os.fstat(handle)))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.errors import naming
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 
@@ -32,7 +33,8 @@ class MetricsLog:
     def cut(self, keep_bytes: int) -> None:
         self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
         if not self.missing_bytes:
-            os.ftruncate(self._fd, keep_bytes)
+            with naming(self._path):
+                os.ftruncate(self._fd, keep_bytes)
         self.size = os.fstat(self._fd).st_size
         self.crc32 = crc32_of(self._path, self.size) or 0
 
@@ -40,16 +42,14 @@ class MetricsLog:
         """Append one line; NaN and infinity become null."""
         line = json.dumps(json_numbers(row)).encode() + b"\n"
         done = 0
-        try:
+        with naming(self._path):
             while done < len(line):
                 done += os.write(self._fd, line[done:])
-        except OSError as error:
-            error.filename = str(self._path)  # os.write does not know the name
-            raise
         self.size, self.crc32 = self.size + len(line), zlib.crc32(line, self.crc32)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        with naming(self._path):
+            os.fsync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:
