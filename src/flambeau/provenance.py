@@ -12,7 +12,6 @@ Nothing here runs code; `Permission.ask` is called before each place that does.
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,14 +69,9 @@ def record(content: bytes, names: Iterable[str] = ()) -> bool:
             return False
         if target.is_file():
             return True
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write("".join(f"{name}\n" for name in files))
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        # Its name says all; what is in it is for people, and may be cut off.
+        text = "".join(f"{name}\n" for name in files)
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
         return False
     return True

@@ -2,8 +2,10 @@
 
 import functools
 import os
+import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
@@ -178,7 +180,8 @@ def write(path: str, old: bytes, new: bytes) -> None:
     temporary = ""
     try:
         mode = place.stat().st_mode
-        number, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        _remove_abandoned(place)
+        number, temporary = tempfile.mkstemp(".tmp", f".{place.name}.", dir=place.parent)
         with os.fdopen(number, "wb") as file:
             file.write(new)
             file.flush()
@@ -195,3 +198,11 @@ def write(path: str, old: bytes, new: bytes) -> None:
     finally:
         if temporary:
             Path(temporary).unlink()
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove what killed writes of this file have left: nothing was written there for a day."""
+    name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}\.tmp")
+    for other in place.parent.iterdir():
+        if name.fullmatch(other.name) and time.time() - other.lstat().st_mtime > 86_400:
+            other.unlink()

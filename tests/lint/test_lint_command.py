@@ -354,10 +354,10 @@ def close(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
             raise PermissionError(13, "Permission denied", str(path))
         return read(path)
 
-    def mkstemp(*, dir: Path, prefix: str = "") -> tuple[int, str]:
+    def mkstemp(suffix: str = "", prefix: str = "", *, dir: Path) -> tuple[int, str]:
         if dir.name in names:
             raise PermissionError(13, "Permission denied", str(dir))
-        return make(dir=dir, prefix=prefix)
+        return make(suffix, prefix, dir)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
@@ -379,6 +379,18 @@ def test_files_that_cannot_be_read(
     assert "a.py: not linted: Permission denied\n" in said.err
     assert "c.py: not linted: line 2 is Python 2" in said.err
     assert "b.py" in said.out or "# noqa" in Path("b.py").read_text()
+
+
+def test_what_a_killed_fix_has_left_is_removed_a_day_later() -> None:
+    Path("a.py").write_text(OLD)
+    old, young = Path(".a.py.ab_12345.tmp"), Path(".a.py.zzzzzzzz.tmp")
+    others = [Path(".a.py.backup"), Path(".b.py.ab_12345.tmp")]
+    for path in (old, young, *others):
+        path.write_text("x = 1\n")
+    for path in (old, *others):
+        os.utime(path, (0, 0))
+    assert lint("--fix", "--allow-dirty", "a.py") == 0
+    assert [path.exists() for path in (old, young, *others)] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("verb", ["--fix", "--add-noqa"])

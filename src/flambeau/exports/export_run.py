@@ -1,8 +1,6 @@
 """Exports a run: opens its data, takes the steps and writes the folder whole or not at all."""
 
 import functools
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from flambeau.exports.served_model import why_not_one_graph
 from flambeau.exports.step_figures import StepFigures
 from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
-from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
@@ -145,15 +143,12 @@ def check_out(out: Path) -> None:
 
 def write_export(steps: Steps, out: Path) -> list[StepFigures]:
     """Take the steps, and write the folder whole or not at all; InputError as of `Steps.write`."""
-    with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
-        folder = Path(name, "export")
+    with replacing(out, disk=Disk()) as folder:
         folder.mkdir()
         figures = steps.write(folder)
         fill_folder(folder, steps.trained, steps.plan, figures, steps.images)
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
-        shutil.move(folder, out)
-    Disk().sync_folder(out.parent)
     return figures
 
 

@@ -12,8 +12,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
 from flambeau.provenance import named_code
-from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, write_file
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing, write_file
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.folder.metrics_log import json_numbers
@@ -443,15 +441,12 @@ def _write(out: Path, best: RunFolder, soup: Soup, taken: _Candidate) -> None:
         "result.json": json.dumps(asdict(result), indent=2).encode() + b"\n",
         "config.toml": as_toml(config),
     }
-    with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
-        folder = Path(name, "soup")
+    with replacing(out, disk=Disk()) as folder:
         (folder / "checkpoints").mkdir(parents=True)
         for file, content in files.items():
             write_file(folder / file, content)
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
-        shutil.move(folder, out)
-    Disk().sync_folder(out.parent)
     RunFolder(out).record_made_here()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 from flambeau.terminal import printable
+from flambeau.unfinished_file import remove, unfinished
 from flambeau.weights.readers import SAFETENSORS_DTYPES
 from flambeau.weights.safetensors_file import MAX_HEADER
 
@@ -108,18 +109,22 @@ def _save_safetensors(
     metadata = {"format": "pt", "source": source} if source else {"format": "pt"}
 
     def write(_: object, temporary: Path) -> None:
-        mode = temporary.stat().st_mode
+        # The library (0.8) writes under a name of its own, for its owner alone and not synced: in a folder
+        # of our name, which is found if we are killed.
+        (folder := unfinished(out)).mkdir()
         try:
-            safetensors.torch.save_file(ready, temporary, metadata)
-            # The library (0.8) puts another file in its place, for its owner alone and not synced.
-            temporary.chmod(mode)
-            with temporary.open("rb+") as file:
+            safetensors.torch.save_file(ready, folder / out.name, metadata)
+            (folder / out.name).chmod(temporary.stat().st_mode)
+            with (folder / out.name).open("rb+") as file:
                 disk.sync(file.fileno())
+            (folder / out.name).replace(temporary)
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        finally:
+            remove(folder)
 
     return _write_atomically(out, write, disk)
 

@@ -30,6 +30,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     prune_checkpoints,
     read_checkpoint,
     remove_leftovers,
+    replacing,
     save_checkpoint,
     set_aside,
     to_bytes,
@@ -162,9 +163,9 @@ def test_calls_of_write_file_are_in_the_only_safe_order(tmp_path: Path) -> None:
     disk = SpyDisk()
     write_file(tmp_path / "f", b"x", disk=disk)
     assert [call.split()[0] for call in disk.calls] == (
-        ["sync_folder", "create", "write", "sync", "close", "rename", "sync_folder"]
+        ["sync_folder", "create", "write", "sync", "close", "rename", "sync_folder", "names"]
     )
-    assert disk.calls[-1] == f"sync_folder {tmp_path.name}"
+    assert disk.calls[-2] == f"sync_folder {tmp_path.name}"
 
 
 def test_every_file_operation_goes_through_the_disk() -> None:
@@ -474,6 +475,45 @@ def test_remove_leftovers_removes_ours_and_nothing_else(tmp_path: Path) -> None:
     assert sorted(path.name for path in remove_leftovers(tmp_path)) == sorted(ours)
     assert names(tmp_path) == sorted([*others, "step-00000001"])
     assert remove_leftovers(tmp_path) == []
+
+
+def test_what_killed_writes_of_a_file_have_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    token = "0123456789abcdef"
+    old = [f".a.txt.{token}.tmp", f".a.txt.{token[::-1]}.tmp"]
+    (tmp_path / old[0]).write_bytes(b"1")
+    (tmp_path / old[1]).mkdir()
+    (tmp_path / old[1] / "inside").write_bytes(b"1")
+    others = [
+        f".b.txt.{token}.tmp",
+        f".a.txt.b.{token}.tmp",
+        ".a.txt.tmp",
+        f".a.txt.{token}.removed",
+    ]
+    for name in others:
+        (tmp_path / name).write_bytes(b"1")
+    for name in (*old, *others):
+        os.utime(tmp_path / name, (0, 0))
+    young = f".a.txt.{token[:-1]}0.tmp"  # of another process, perhaps
+    (tmp_path / young).write_bytes(b"1")
+    write_file(tmp_path / "a.txt", b"2")
+    assert names(tmp_path) == sorted(["a.txt", young, *others])
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="full") as raised,
+        replacing(tmp_path / "a", disk=Disk()) as new,
+    ):
+        new.mkdir()
+        (new / "one").write_bytes(b"1")
+        raise OSError(errno.ENOSPC, "full", str(new / "two"))
+    assert raised.value.filename == f"{tmp_path / 'a' / 'two'}"
+    assert names(tmp_path) == []
+    with replacing(tmp_path / "a", disk=Disk()) as new:
+        new.mkdir()
+        (new / "one").write_bytes(b"1")
+    assert names(tmp_path) == ["a"]
+    assert names(tmp_path / "a") == ["one"]
 
 
 def test_leftovers_of_every_kind_are_recognised(tmp_path: Path) -> None:

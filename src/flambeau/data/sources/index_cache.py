@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.errors import ZIP_ERRORS
+from flambeau.unfinished_file import unfinished
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -66,7 +66,7 @@ def _stamp(path: Path) -> str:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = unfinished(path)
     try:
         with temporary.open("xb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy takes it for the keyword allow_pickle

@@ -9,7 +9,6 @@ import fnmatch
 import functools
 import hashlib
 import re
-import secrets
 import shlex
 import threading
 import time
@@ -49,6 +48,7 @@ from flambeau.data.stores.address import WRITABLE, address_of, beside, expanded,
 from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
 from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
+from flambeau.unfinished_file import unfinished
 
 KINDS = ("tar", "zip", "rec", "tfrecord", "parquet", "arrow")
 """The formats of shards that are read from a store."""
@@ -504,7 +504,7 @@ def _is_answered(index: ShardIndex, labelled: bool, choice: TargetChoice) -> boo
 
 def _keep(path: Path, data: bytes) -> None:
     """Write an index for the next time; without it the shard is read again."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary = unfinished(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)

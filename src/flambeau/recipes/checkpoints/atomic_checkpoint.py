@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ _FORMAT = 1
 _STEP = re.compile(r"step-([0-9]+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|removed)")
+_ABANDONED_S = 86_400  # no write stands still for a day; chosen
 _VERIFY_BYTES = 1 << 20  # memory of a verification; chosen, untested
 _MOST_MANIFEST_CHUNKS = 64  # of this size: a million files
 _READ_BYTES = 1 << 30  # a file up to this size is read by one call, without joining or copying
@@ -137,6 +139,10 @@ class Disk:
     def names(self, path: Path) -> list[str]:
         """The names in a folder, in any order."""
         return [entry.name for entry in path.iterdir()]
+
+    def is_abandoned(self, path: Path) -> bool:
+        """Whether nothing was written there for a day."""
+        return time.time() - path.lstat().st_mtime > _ABANDONED_S
 
 
 def save_checkpoint(
@@ -469,8 +475,10 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
 def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     """`write_file` for content that is not in memory: the block writes and syncs the hidden path given.
 
+    It may make a folder there. What killed writes of `path` have left is removed a day later.
+
     Raises:
-        OSError: the disk fails; the error names `path` instead of the hidden file.
+        OSError: the disk fails; the error names `path` instead of the hidden one.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -487,11 +495,13 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
         disk.rename(temporary, path)
     except BaseException as error:
         with suppress(OSError):
-            disk.remove(temporary)
-        if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
-            error.filename = str(path)
+            _remove_tree(disk, temporary)
+        if isinstance(error, OSError):
+            hidden = temporary if error.filename is None else error.filename
+            error.filename = str(hidden).replace(str(temporary), str(path))
         raise
     disk.sync_folder(path.parent)
+    _remove_abandoned(disk, path)
 
 
 def to_bytes(state: Mapping[str, Any]) -> bytes:
@@ -671,6 +681,15 @@ def _remove_tree(disk: Disk, path: Path) -> None:
         for name in disk.names(path):
             _remove_tree(disk, path / name)
         disk.remove_folder(path)
+
+
+def _remove_abandoned(disk: Disk, path: Path) -> None:
+    """Remove what killed writes of this path have left, and nothing that somebody may be writing."""
+    with suppress(OSError):  # what was to be written is there
+        for name in disk.names(path.parent):
+            is_ours = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", name)
+            if is_ours and disk.is_abandoned(path.with_name(name)):
+                _remove_tree(disk, path.with_name(name))
 
 
 def _hidden_path(path: Path, kind: str) -> Path:

@@ -28,6 +28,7 @@ from flambeau.data.stores.store import Missing, Store
 from flambeau.errors import InputError, json_object
 from flambeau.run.folder.lock import is_locked
 from flambeau.terminal import print_text, say
+from flambeau.unfinished_file import unfinished
 
 IDENTITY = "mirror.json"
 _OWNER = "mirror.owner"  # of a mirror: the number of the process that writes there
@@ -149,7 +150,7 @@ def _restore(folder: Path, address: str, store: Store) -> str:
             "Choose another folder"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary = unfinished(folder)
     try:
         for name in found:
             path = temporary / name

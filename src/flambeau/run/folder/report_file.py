@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import io
 import os
-import secrets
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from flambeau.report.words import ENGLISH
 from flambeau.run.folder.json_file import finite_number, json_row, json_table
 from flambeau.run.folder.summary import summarize, sweep_of
 from flambeau.terminal import clock
+from flambeau.unfinished_file import unfinished
 from flambeau.version import __version__
 
 _MAX_BYTES = 2**28  # read from the end of metrics.jsonl: some two million lines
@@ -142,7 +142,7 @@ def write_page(path: Path, text: str) -> None:
     content = text.encode(errors="backslashreplace")
     # Not by write_file, which would import torch. The temporary name is that of a leftover: if this process
     # is killed now, the next start of the run removes it.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = unfinished(path)
     try:
         try:
             with temporary.open("xb") as file:

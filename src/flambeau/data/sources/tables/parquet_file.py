@@ -8,7 +8,6 @@ pyarrow 26, one core), and equals the one that `datasets` makes, without its imp
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 from flambeau.terminal import CountBar, say
+from flambeau.unfinished_file import unfinished
 
 ROWS = 16  # unpacked at once: memory for as many of the largest images
 _BATCH_ROWS = 1000  # per batch of the copy; chosen, untested
@@ -170,7 +170,7 @@ def _copy(path: Path, table: Any, copy: Path, image: str | None, *, is_told: boo
     most = max(SMALL, MOST_PACKED * path.stat().st_size)
     if is_told:
         say(f"{path}: its images are copied once, into {copy}, to be read in any order")
-    temporary = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
+    temporary = unfinished(copy)
     bar = CountBar(table.metadata.num_rows, unit="images", shown=is_told)
     try:
         with temporary.open("xb") as file, bar:
