@@ -441,6 +441,7 @@ CASES = {
     "test_site.py::test_each_mistake_fails_the_build_and_is_named": 0,
     "test_site.py::test_small_site_builds": 0,
     "test_train_throughput.py::test_the_limit_ends_what_runs_without_a_line": 0,
+    "test_write_faults.py::test_a_fault_is_told_and_the_same_command_repairs_it": 0,
     "trainer/evaluation/test_label_figures.py::test_no_other_threshold_has_a_higher_f1": 2,
     "trainer/evaluation/test_mask_figures.py::test_boundaries": 1,
     "trainer/evaluation/test_target_plots.py::test_pictures": 1,
