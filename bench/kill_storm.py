@@ -1,12 +1,14 @@
 """Kills `flambeau train` at random moments, and compares what it ends with to a run that nobody killed.
 
-    python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--task TASK] [--ranks N]
-                               [--store] [--out FILE] [--record]
+    python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--task TASK] [--ranks N] [--sharded]
+                               [--store | --own-data] [--out FILE] [--record]
 
 With --store the runs that are killed read from a store on loopback (s3_server.py) that fails in 2 % of its
 answers, the one that nobody kills from the disk; before a third of the lives the cache, which all runs share,
 is removed, also under a run that reads from it.
 With --ranks each life has 1 to N processes, drawn anew, and the steps are in parts; one may die alone.
+With --sharded each life has N processes, as the run that nobody kills, and each saves its shard (FSDP).
+With --own-data the images come from a class of the user's own, as the model always does.
 A life is one start of the command in a process group of its own, on one core; --workers is 0 and 2 in turn.
 Lives end by SIGKILL: while torch loads, while the run folder is claimed and the checkpoint read, between two
 saves, in the middle of a save, and while the weights are published.
@@ -89,6 +91,30 @@ def pixel_net(num_classes, channels):
     model.head = nn.Sequential(nn.Dropout(0.2), up, nn.Conv2d(8, num_classes, 1))
     return model
 """
+OWN_DATA = """
+import random
+from PIL import Image
+
+
+class Noise:
+    classes = ["a", "b", "c", "d"]
+
+    def __init__(self, part, count):
+        self.part, self.targets = part, [number % 4 for number in range(count)]
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        rng = random.Random(f"{self.part} {index}")
+        width, height = rng.randint(18, 30), rng.randint(18, 30)
+        image = Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height))
+        return image, self.targets[index]
+
+
+def noise():
+    return Noise("train", TRAIN), Noise("val", VAL)
+"""
 TRAIN_IMAGES, EPOCHS, SAVE_EVERY = 407, 8, 5
 IMAGES = {"train": TRAIN_IMAGES, "val": 64}
 TOTAL_STEPS = EPOCHS * -(-TRAIN_IMAGES // 16)  # 26 an epoch, the last of 7 images
@@ -161,25 +187,41 @@ def write_masks(folder: Path) -> None:
 
 
 def make_inputs(
-    folder: Path, *, precision: str = "fp32", task: str = "classification", parts: int = 0
+    folder: Path,
+    *,
+    precision: str = "fp32",
+    task: str = "classification",
+    parts: int = 0,
+    sharded: bool = False,
+    own_data: bool = False,
 ) -> list[str]:
     """Write data (PNGs of many sizes) and a model; give the arguments of the command for them.
 
     Args:
         parts: of a step, instead of two micro-batches.
+        sharded: with FSDP, instead of both.
+        own_data: by a class of the user's own.
     """
-    data, net = folder / "noise_train.rec", "net"
-    if task == "segmentation":
-        data, net = folder / "noise", "pixel_net"
-        write_masks(data)
+    data, net = f"{folder / 'noise_train.rec'}", "net"
+    if own_data:
+        text = OWN_DATA.replace("TRAIN", f"{IMAGES['train']}").replace("VAL", f"{IMAGES['val']}")
+        (folder / "data.py").write_text(text)
+        data = f"{folder / 'data.py'}:noise"
+    elif task == "segmentation":
+        data, net = f"{folder / 'noise'}", "pixel_net"
+        write_masks(folder / "noise")
     else:
         write_records(folder, task)
     (folder / "model.py").write_text(MODEL)
-    batch = ["--batch-size", "16", "--parts", f"{parts}"]
+    batch = ["--batch-size", "8", "--accumulate", "2"]
+    if sharded:
+        batch = ["--batch-size", "16", "--shard", "fsdp"]
+    elif parts:
+        batch = ["--batch-size", "16", "--parts", f"{parts}"]
     return [
-        f"{data}", "--model", f"{folder / 'model.py'}:{net}", "--image-size", "16",
+        data, "--model", f"{folder / 'model.py'}:{net}", "--image-size", "16",
         "--epochs", f"{EPOCHS}", "--clip-norm", "1", "--ema", "0.9", *TASKS[task],
-        *(batch if parts else ["--batch-size", "8", "--accumulate", "2"]),
+        *batch,
         "--log-every", "3", "--checkpoint-every", f"{SAVE_EVERY}st", "--keep", "2",
         "--precision", precision,
     ]  # fmt: skip
@@ -456,7 +498,7 @@ def storm_one_run(
     rng: random.Random,
     core: int,
     start: Start | None = None,
-    most_ranks: int = 1,
+    ranks: tuple[int, int] = (1, 1),
     before_life: Callable[[random.Random], object] = lambda rng: None,
 ) -> list[Kill]:
     """Kill one run again and again, then let it finish; with `start`, but where it dies while torch loads.
@@ -470,18 +512,20 @@ def storm_one_run(
     workers = itertools.cycle(rng.sample((0, 2), 2))
     for moment in moments:
         how = None if moment == "start" else start
-        ranks = rng.randint(1, most_ranks) if most_ranks > 1 else 1
+        num_ranks = rng.randint(*ranks) if ranks[1] > 1 else 1
         before_life(rng)
-        life = Life(arguments, run, workers=next(workers), core=core, start=how, ranks=ranks)
+        life = Life(arguments, run, workers=next(workers), core=core, start=how, ranks=num_ranks)
         if not wait_for_moment(life, moment, rng, stride=stride):
             life.finish()
             break
         # Before ranks have met, nobody could tell one that was killed from one that is late.
-        has_others = moment in ("steps", "save") if ranks > 1 else life.workers > 0
+        has_others = moment in ("steps", "save") if num_ranks > 1 else life.workers > 0
         parent_alone = has_others and rng.random() < 0.3
-        life.kill(whole_group=not parent_alone, rank=rng.randrange(ranks) if ranks > 1 else 0)
-        done.append(Kill(moment, parent_alone, life.has_open_save(), newest_step(run), ranks))
-    Life(arguments, run, workers=next(workers), core=core, start=start, ranks=most_ranks).finish()
+        life.kill(
+            whole_group=not parent_alone, rank=rng.randrange(num_ranks) if num_ranks > 1 else 0
+        )
+        done.append(Kill(moment, parent_alone, life.has_open_save(), newest_step(run), num_ranks))
+    Life(arguments, run, workers=next(workers), core=core, start=start, ranks=ranks[1]).finish()
     return done
 
 
@@ -493,7 +537,8 @@ def storm(
     arguments: Sequence[str],
     cores: Sequence[int],
     start: Start | None = None,
-    most_ranks: int = 1,
+    ranks: tuple[int, int] = (1, 1),
+    unkilled_ranks: int = 1,
     unkilled_arguments: Sequence[str] | None = None,
     before_life: Callable[[random.Random], object] = lambda rng: None,
 ) -> tuple[list[Kill], list[str], Path]:
@@ -506,7 +551,8 @@ def storm(
         arguments: of the command, without --out and --workers.
         cores: to use.
         start: of lives that are not killed while torch loads.
-        most_ranks: processes of a life, at most; their number is drawn.
+        ranks: processes of a life, at least and at most; their number is drawn.
+        unkilled_ranks: of the run that nobody kills.
         unkilled_arguments: of the run that nobody kills, if they are others.
         before_life: called before each life that will be killed.
 
@@ -522,7 +568,9 @@ def storm(
         nonlocal open_kills
         if core == cores[0]:
             reference = arguments if unkilled_arguments is None else unkilled_arguments
-            Life(reference, unkilled, workers=0, core=core, start=start).finish()
+            Life(
+                reference, unkilled, workers=0, core=core, start=start, ranks=unkilled_ranks
+            ).finish()
         while not stop.is_set():
             with lock:
                 share = min(KILLS_A_RUN, open_kills)
@@ -532,7 +580,7 @@ def storm(
                 runs.append(folder / f"run-{len(runs):03}")
                 run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
             new = storm_one_run(
-                arguments, run, kills=share, rng=rng, core=core, start=start, most_ranks=most_ranks,
+                arguments, run, kills=share, rng=rng, core=core, start=start, ranks=ranks,
                 before_life=before_life,
             )  # fmt: skip
             with lock:
@@ -635,11 +683,17 @@ def storm_of(options: argparse.Namespace, folder: Path) -> tuple[list[Kill], lis
     """The storm of the command line: the kills, and the differences."""
     (data := folder / "data").mkdir()
     arguments = make_inputs(
-        data, precision=options.precision, task=options.task, parts=6 if options.ranks > 1 else 0
+        data,
+        precision=options.precision,
+        task=options.task,
+        parts=6 if options.ranks > 1 and not options.sharded else 0,
+        sharded=options.sharded,
+        own_data=options.own_data,
     )
+    fewest = options.ranks if options.sharded else 1
     how = {
-        "kills": options.kills, "seed": options.seed, "most_ranks": options.ranks,
-        "cores": sorted(os.sched_getaffinity(0))[:2],
+        "kills": options.kills, "seed": options.seed, "ranks": (fewest, options.ranks),
+        "unkilled_ranks": fewest, "cores": sorted(os.sched_getaffinity(0))[:2],
     }  # fmt: skip
     if not options.store:
         return storm(folder, arguments=arguments, **how)[:2]
@@ -665,6 +719,8 @@ def main() -> int:
     parser.add_argument("--task", choices=tuple(TASKS), default="classification")
     parser.add_argument("--ranks", type=int, default=1, help="processes of a life, at most")
     parser.add_argument("--store", action="store_true", help="what is killed reads from a store")
+    parser.add_argument("--sharded", action="store_true", help="--shard fsdp, on --ranks processes")
+    parser.add_argument("--own-data", action="store_true", help="images of a class of the user's")
     parser.add_argument("--out", type=Path, help="append the line to this file as well")
     parser.add_argument(
         "--record", action="store_true", help="... to bench/results/kill_storm.jsonl"
@@ -682,7 +738,7 @@ def main() -> int:
         "kills_at": dict(sorted(Counter(kill.moment for kill in kills).items())),
         "distinct_steps": len({kill.step for kill in kills}), "steps_a_run": TOTAL_STEPS,
         "seed": options.seed, "precision": options.precision, "task": options.task,
-        "store": options.store,
+        "store": options.store, "sharded": options.sharded, "own_data": options.own_data,
         "kills_by_ranks": dict(sorted(Counter(kill.ranks for kill in kills).items())),
         "differences": found[:20],
         "seconds": round(time.monotonic() - start, 1), "torch": torch.__version__,

@@ -74,13 +74,35 @@ def test_runs_of_other_tasks_too(
         arguments=bench.make_inputs(tmp_path, task=task, parts=6 if most_ranks > 1 else 0),
         cores=sorted(os.sched_getaffinity(0))[:2],
         start=forked_command,
-        most_ranks=most_ranks,
+        ranks=(1, most_ranks),
     )
     assert not differences
     assert len(kills) >= 20
     assert {kill.ranks for kill in kills} == {*range(1, most_ranks + 1)}
     facts = json.loads((unkilled / "dataset.json").read_text())
     assert facts["task_name"] == task
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["sharded", "own_data"])
+def test_sharded_saves_and_data_of_a_class_of_ones_own_too(
+    how: str, bench: ModuleType, forked_command: Any, tmp_path: Path
+) -> None:
+    ranks = 2 if how == "sharded" else 1
+    kills, differences, unkilled = bench.storm(
+        tmp_path,
+        kills=8,
+        seed=0,
+        arguments=bench.make_inputs(tmp_path, **{how: True}),
+        cores=sorted(os.sched_getaffinity(0))[:2],
+        start=forked_command,
+        ranks=(ranks, ranks),
+        unkilled_ranks=ranks,
+    )
+    assert not differences
+    assert len(kills) >= 8
+    files = {path.name for path in (unkilled / "checkpoints").glob("*/*")}
+    assert ("shard-00001-of-00002.safetensors" in files) == (how == "sharded")
 
 
 def test_the_kills_hit_what_they_are_meant_to_hit(storm: Storm, bench: ModuleType) -> None:
