@@ -437,6 +437,8 @@ CASES = {
     "test_notebook.py::test_the_cell_of_a_training_shows_its_lines_a_chart_and_the_result": 0,
     "test_package.py::test_train_is_the_same_function": 0,
     "test_power_loss_outputs.py::test_no_state_of_an_export_is_read_wrongly": 0,
+    "test_saving_peers.py::test_a_bit_at_rest": 1,
+    "test_saving_peers.py::test_a_kill_in_the_second_save_of_one_file": 0,
     "test_site.py::test_a_failed_build_and_other_folders_leave_everything_as_it_was": 0,
     "test_site.py::test_each_mistake_fails_the_build_and_is_named": 0,
     "test_site.py::test_small_site_builds": 0,
