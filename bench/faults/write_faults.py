@@ -60,7 +60,8 @@ OF_WRITES = ("short", "torn")
 KILLED = -signal.SIGKILL
 CODES = (1, 2, 75, 76)
 WATCHED = """
-import runpy, sys
+import runpy, sys, tempfile
+tempfile.tempdir = None  # that of the process which it was forked from
 sys.path.insert(0, {here!r})
 from failing_calls import watch_me
 watch_me({address!r})

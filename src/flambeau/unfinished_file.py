@@ -18,12 +18,12 @@ def unfinished(path: Path) -> Path:
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):
         for other in path.parent.iterdir():
-            if name.fullmatch(other.name) and is_abandoned(other):
+            if name.fullmatch(other.name) and _is_abandoned(other):
                 remove(other)
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
-def is_abandoned(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether nothing was written there for a day."""
     return time.time() - path.lstat().st_mtime > _ABANDONED_S
 

@@ -1,5 +1,6 @@
 """Files: which ones are looked at, whether git knows what they were, and how they are written."""
 
+import contextlib
 import functools
 import os
 import re
@@ -203,6 +204,7 @@ def write(path: str, old: bytes, new: bytes) -> None:
 def _remove_abandoned(place: Path) -> None:
     """Remove what killed writes of this file have left: nothing was written there for a day."""
     name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}\.tmp")
-    for other in place.parent.iterdir():
-        if name.fullmatch(other.name) and time.time() - other.lstat().st_mtime > 86_400:
-            other.unlink()
+    with contextlib.suppress(OSError):
+        for other in place.parent.iterdir():
+            if name.fullmatch(other.name) and time.time() - other.lstat().st_mtime > 86_400:
+                other.unlink()

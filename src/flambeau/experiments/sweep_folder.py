@@ -203,28 +203,20 @@ class SweepFolder:
     def append(self, *rows: DecidedStep | MemberResult) -> None:
         """Write lines to the disk; within `locked`. A result that is there already stays."""
         fd = os.open(self.journal, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        try:
-            with naming(self.journal):
-                os.ftruncate(fd, self._read_bytes)  # what a kill has torn
-                os.lseek(fd, 0, os.SEEK_END)
-                for row in rows:
-                    if (
-                        isinstance(row, MemberResult)
-                        and (row.step, row.member) in self.records.results
-                    ):
-                        continue
-                    values = {
-                        name: value for name, value in asdict(row).items() if value is not None
-                    }
-                    line = json.dumps(values).encode()
-                    rest = memoryview(line + b"\n")
-                    while rest:
-                        rest = rest[os.write(fd, rest) :]
-                    self._add(line)
-                    self._read_bytes += len(line) + 1
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        with naming(self.journal), os.fdopen(fd, "wb", buffering=0) as file:
+            file.truncate(self._read_bytes)  # what a kill has torn
+            file.seek(0, os.SEEK_END)
+            for row in rows:
+                if isinstance(row, MemberResult) and (row.step, row.member) in self.records.results:
+                    continue
+                values = {name: value for name, value in asdict(row).items() if value is not None}
+                line = json.dumps(values).encode()
+                rest = memoryview(line + b"\n")
+                while rest:
+                    rest = rest[file.write(rest) :]
+                self._add(line)
+                self._read_bytes += len(line) + 1
+            os.fsync(fd)
 
     def _add(self, line: bytes) -> None:
         row = json_row(line) or {}
