@@ -63,6 +63,7 @@ KINDS = ("kill", "torn", "short", "ENOSPC", "EIO", "EIO of a sync", "a bit at re
 WARNS = re.compile(
     "damaged|warn|corrupt|fall(s|ing)? back|not? (last )?checkpoint|begins anew", re.I
 )
+SYNCS = ("fsync", "fdatasync", "syncfs")
 STOP_AT = 10
 """A training that is stopped in this step has saved three times."""
 
@@ -129,7 +130,7 @@ def faults_of(kind: str, calls: list[Call]) -> list[Fault]:
     if kind in ("torn", "short"):
         return [Fault(call, kind) for call in later if call.name in WRITES]
     if kind == "EIO of a sync":
-        return [Fault(call, "EIO") for call in later if call.name in ("fsync", "fdatasync")]
+        return [Fault(call, "EIO") for call in later if call.name in SYNCS]
     return [Fault(call, kind, lasts=lasts) for call in later for lasts in (kind == "ENOSPC",)]
 
 
@@ -169,8 +170,8 @@ def judge(
 
 def campaign(
     way: str, scratch: Path, *, cases: int, seed: int, ends: float
-) -> tuple[dict[str, Counter[str]], list[str]]:
-    """Outcomes by kind, and each case that is not right, as a line."""
+) -> tuple[dict[str, Counter[str]], list[str], int]:
+    """Outcomes by kind, each case that is not right as a line, and how often a save syncs anything."""
     reference = prepared(way, scratch / "whole")
     assert reference.started.code == 0, reference.started.said
     calls = [call for call in reference.started.calls if not call.path.startswith("home")]
@@ -191,7 +192,7 @@ def campaign(
             if result not in ("goes on", "older", "not met"):
                 wrong.append(f"{kind}: {fault or 'newest'}: {result}")
             shutil.rmtree(scratch / "case")
-    return found, wrong
+    return found, wrong, sum(call.name in SYNCS for call in calls)
 
 
 def version_of(package: str) -> str | None:
@@ -221,14 +222,14 @@ def main() -> None:
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="saving-peers-") as name:
-            found, wrong = campaign(
+            found, wrong, syncs = campaign(
                 way, Path(name), cases=arguments.cases, seed=arguments.seed,
                 ends=began + arguments.seconds,
             )  # fmt: skip
         if arguments.show:
             print(*wrong, sep="\n", file=sys.stderr)
         line = {
-            "bench": "saving_peers", "way": way, "seed": arguments.seed,
+            "bench": "saving_peers", "way": way, "seed": arguments.seed, "syncs": syncs,
             "outcomes": {kind: dict(sorted(counts.items())) for kind, counts in found.items()},
             "seconds": round(time.monotonic() - began), package: version_of(package),
             "torch": version("torch"), **where,
