@@ -1,6 +1,11 @@
 """The running CRC-32 of metrics.jsonl is that of the file, through cuts and new starts."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from flambeau.run.folder.metrics_log import MetricsLog, crc32_of
 
@@ -28,3 +33,26 @@ def test_the_crc_is_that_of_the_file(tmp_path: Path) -> None:
     short = MetricsLog(path, keep_bytes=places[1][0])
     assert (short.size, short.crc32, short.missing_bytes) == (0, 0, places[1][0])
     short.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        ("ftruncate", lambda log: log.cut(0)),
+        ("write", lambda log: log.write({"step": 1})),
+        ("fsync", lambda log: log.sync()),
+    ],
+)
+def test_a_disk_that_fails_is_told_with_the_file(
+    call: str, work: Callable[[MetricsLog], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", keep_bytes=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        with pytest.raises(OSError, match="quota") as raised:
+            work(log)
+    log.close()
+    assert raised.value.filename == f"{tmp_path / 'metrics.jsonl'}"
