@@ -62,6 +62,8 @@ GLOSSARY = {  # docs/zh/glossary.md: one word for one thing
     r"叶子(张量|节点)?": "'叶张量'",
     r"设备内存|(GPU|显卡) ?(的|上的)?内存": "'显存'",
     "缺省|数据增广": "'默认', '数据增强'",
+    r"(?<!数据)加载进程": "'数据加载进程'",
+    "核函数|处理器时间": "'内核', 'CPU 时间'",
 }
 PLAIN_FOLDERS = [
     "recipes", "cli", "data/sources", "data/pack", "data/loading", "data/datasets",

@@ -1,6 +1,6 @@
 """Many small kernels as one CUDA graph, for work that finds its tensors at the same addresses again.
 
-把许多小的 GPU 核函数录制成一个 CUDA graph：只要张量的地址与之前相同，就整体重放。
+把许多小的 GPU 内核录制成一个 CUDA graph：只要张量的地址与之前相同，就整体重放。
 
 Source: original, with torch.cuda.CUDAGraph; what may be recorded is in torch's note "CUDA semantics", section
 on CUDA graphs.
