@@ -72,6 +72,7 @@ _SUFFIXES = (
     "e",
     "y",
 )
+_LETTER = "[A-Za-z0-9_.]"  # not of Chinese, which is written beside English words without a blank
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _DOTTED = re.compile(r"(?<!\w)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -253,7 +254,7 @@ def _synonyms_in(words: str) -> tuple[list[_Concept], str]:
     found = []
     rest = f" {' '.join(words.lower().split())} "
     for text, group in _synonyms():
-        pattern = re.escape(text) if is_chinese(text) else rf"(?<![\w.]){re.escape(text)}(?![\w.])"
+        pattern = re.escape(text) if is_chinese(text) else rf"(?<!{_LETTER}){re.escape(text)}(?!{_LETTER})"
         shorter = re.sub(pattern, " ", rest)
         if shorter != rest:
             rest = shorter

@@ -135,7 +135,7 @@ const flambeauSearch = (() => {
       let rest = ` ${split(words.toLowerCase()).join(" ")} `;
       for (const [text, group] of this.synonyms) {
         if (!rest.includes(text)) continue;
-        const letter = "[\\p{L}\\p{N}_.]";
+        const letter = "[A-Za-z0-9_.]";
         const pattern = isChinese(text) ? escaped(text)
           : `(?<!${letter})${escaped(text)}(?!${letter})`;
         const shorter = rest.replace(new RegExp(pattern, "gu"), " ");
