@@ -324,6 +324,15 @@ def test_a_synonym_stands_in_one_line() -> None:
     assert [text for text, times in texts.items() if times > 1] == []
 
 
+def test_an_english_synonym_is_found_beside_chinese_characters() -> None:
+    def alternatives(query: str) -> list[set[tuple[str, ...]]]:
+        return [set(concept.alternatives) for concept in recipe_search._synonyms_in(query)[0]]
+
+    assert alternatives("怎么加label smoothing呢") == alternatives("怎么加 label smoothing 呢")
+    assert len(alternatives("怎么加label smoothing呢")) == 1
+    assert alternatives("relabel smoothings") == []
+
+
 @pytest.mark.parametrize("chinese", [False, True])
 def test_questions_are_of_entries_that_are_there(chinese: bool) -> None:
     names = {entry.name for entry in index_of(chinese=chinese).entries}
