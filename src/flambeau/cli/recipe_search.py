@@ -254,7 +254,11 @@ def _synonyms_in(words: str) -> tuple[list[_Concept], str]:
     found = []
     rest = f" {' '.join(words.lower().split())} "
     for text, group in _synonyms():
-        pattern = re.escape(text) if is_chinese(text) else rf"(?<!{_LETTER}){re.escape(text)}(?!{_LETTER})"
+        pattern = (
+            re.escape(text)
+            if is_chinese(text)
+            else rf"(?<!{_LETTER}){re.escape(text)}(?!{_LETTER})"
+        )
         shorter = re.sub(pattern, " ", rest)
         if shorter != rest:
             rest = shorter
