@@ -356,6 +356,19 @@ def test_a_section_is_found_by_what_people_ask(
     assert [entry.name for entry in first] == ["memory.md#del-loss"]
 
 
+def test_one_question_like_the_query_counts_more_than_its_words_in_several(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked_en.tsv"
+    asked.write_text(
+        "memory.md\tzebra giraffe okapi\nhooks.md\tzebra a b c d | giraffe e f g h | okapi i j k l\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setitem(recipe_search.ASKED, "en", asked)
+    found = recipe_search.Index(chinese=False).search("zebra giraffe okapi", top=2)
+    assert [entry.name for entry in found] == ["memory.md", "hooks.md"]
+
+
 def test_nothing_found_ends_with_1(read_once: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "find", "qzqzq"]) == 1
     said = capsys.readouterr()

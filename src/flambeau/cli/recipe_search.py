@@ -41,6 +41,7 @@ _ANSWER = 1.6  # times, of a row that answers one question
 _SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
 _PHRASE = 2.5  # times, where the exact phrase stands
+_QUESTION = 1.0  # more, times the share that the query and one of the questions have in common
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -151,6 +152,10 @@ class Index:
             word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
         }
         self._homophones = Homophones({word: n for word, n in held.items() if is_chinese(word)})
+        self._questions = [
+            [self._telling_words(question) for question in _questions(entry)]
+            for entry in self._entries
+        ]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -174,6 +179,7 @@ class Index:
         phrase = " ".join(words.lower().split())
         asked = {word for concept in concepts for part in concept.alternatives for word in part}
         weights = {word: self._weight_of[word] for word in asked}
+        telling = self._telling_words(words)
         scored = []
         for number, entry in enumerate(self._entries):
             counts = self._counts[number]
@@ -182,7 +188,8 @@ class Index:
             held = sum(c.weight for c, one in zip(concepts, points, strict=True) if one)
             if not held or held < min_share * total:
                 continue
-            score = sum(points) * (held / total) ** 2
+            score = sum(points) * held / total
+            score *= 1 + _QUESTION * _likeness(telling, self._questions[number])
             matched = 0
             if entry.messages is not None:
                 score *= _ANSWER
@@ -201,6 +208,11 @@ class Index:
             )
             for *_, entry in scored[:top]
         ]
+
+    def _telling_words(self, text: str) -> dict[str, float]:
+        """The words of a question that an entry has, in their order, and their weights."""
+        words = _tokens(_CHINESE_STOP.sub(" ", text))
+        return {word: self._weight_of[word] for word in words if word in self._weight_of}
 
     def _concepts(self, words: str) -> list[_Concept]:
         groups, rest = _synonyms_in(words)
@@ -288,6 +300,23 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
             half = 1.2 * (0.25 + 0.75 * length) if where == "body" else 0.5
             points += _WEIGHTS[where] * times / (times + half)
     return points
+
+
+def _questions(entry: Entry) -> list[str]:
+    """What people ask that an entry answers; of a row of error messages these messages."""
+    if entry.messages is None:
+        return entry.texts.get("asked", [])
+    return re.split("[、,]", " ".join(entry.texts["title"]))
+
+
+def _likeness(query: Mapping[str, float], questions: Iterable[Mapping[str, float]]) -> float:
+    """The largest share, by weight, that a query and a question have in common: from 0 to 1."""
+    total = sum(query.values())
+    best = 0.0
+    for question in questions:
+        if common := sum(weight for word, weight in question.items() if word in query):
+            best = max(best, 2 * common / (total + sum(question.values())))
+    return best
 
 
 def _missing_name(words: str) -> str | None:
@@ -386,6 +415,7 @@ def rules_of_search() -> dict[str, Any]:
             "shortestMessage": _SHORTEST_MESSAGE,
             "synonym": _SYNONYM,
             "phrase": _PHRASE,
+            "question": _QUESTION,
             "stopWords": sorted(_STOP_WORDS),
             "chineseStop": _CHINESE_STOP.pattern,
             "suffixes": _SUFFIXES,
@@ -427,16 +457,17 @@ def _entries(docs: Path | None, *, chinese: bool) -> list[Entry]:
     named = {entry.name: entry for entry in by_page.values()}
     for name, questions in asked(chinese=chinese):
         if name in named:  # the pages may be others than those of the package
-            named[name].add("asked", questions)
+            for question in questions.split("|"):
+                named[name].add("asked", question.strip())
     return [*by_page.values(), *rows, *(_rule(rule, chinese=chinese) for rule in RULES)]
 
 
 def asked(*, chinese: bool) -> Iterator[tuple[str, str]]:
-    """The name of an entry, and questions that it answers, in one text."""
+    """The name of an entry, and questions that it answers, with '|' between them."""
     path = ASKED["zh" if chinese else "en"]
     for line in path.read_text(encoding="utf-8").splitlines():
         name, _, questions = line.partition("\t")
-        yield name, questions.replace("|", " ")
+        yield name, questions
 
 
 def _rule(rule: "Rule", *, chinese: bool) -> Entry:

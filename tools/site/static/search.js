@@ -46,6 +46,9 @@ const flambeauSearch = (() => {
         [...new Set(fields.flatMap(([, counts]) => [...counts.keys()]))]));
       this.weightOf = new Map([...held].map(([word, number]) =>
         [word, Math.log(1 + entries.length / (number + 0.5))]));
+      this.questions = entries.map(({messages, texts}) =>
+        (messages ? texts.title.join(" ").split(/[、,]/) : texts.asked ?? [])
+          .map((question) => this.tellingWords(question)));
       this.firsts = [...rules.firstOfSyllables].map((one) => COMMON_CHARACTERS.get(one));
       this.pairs = new Map([...held].filter(([word]) => isChinese(word)));
       this.pairOf = new Map();
@@ -63,12 +66,14 @@ const flambeauSearch = (() => {
       const total = sum(concepts.map((concept) => concept.weight));
       const phrase = split(words.toLowerCase()).join(" ");
       const asked = this.messageWords(query);
+      const telling = this.tellingWords(words);
       const found = [];
       this.entries.forEach((entry, number) => {
         const points = concepts.map((concept) => this.points(concept, number));
         const held = sum(concepts.filter((_, k) => points[k]).map((concept) => concept.weight));
         if (!held) return;
-        let score = sum(points) * (held / total) ** 2;
+        let score = sum(points) * held / total;
+        score *= 1 + this.rules.question * likeness(telling, this.questions[number]);
         let matched = 0;
         if (entry.messages) {
           score *= this.rules.answer;
@@ -86,6 +91,13 @@ const flambeauSearch = (() => {
         title: entry.kind === "page" ? entry.line : entry.name,
         line: entry.kind === "page" ? this.bestLine(entry, known) : entry.line,
       }));
+    }
+
+    /** The words of a question that an entry has, in their order, and their weights. */
+    tellingWords(text) {
+      return new Map(this.tokens(text.replace(this.chineseStop, " "))
+        .filter((word) => this.weightOf.has(word))
+        .map((word) => [word, this.weightOf.get(word)]));
     }
 
     concepts(words) {
@@ -259,6 +271,17 @@ const flambeauSearch = (() => {
         .find((suffix) => word.endsWith(suffix) && word.length - suffix.length >= 3);
       return ending ? word.slice(0, -ending.length) : word;
     }
+  }
+
+  /** The largest share, by weight, that a query and a question have in common: from 0 to 1. */
+  function likeness(query, questions) {
+    const total = sum([...query.values()]);
+    let best = 0;
+    for (const question of questions) {
+      const common = sum([...question].filter(([word]) => query.has(word)).map(([, one]) => one));
+      if (common) best = Math.max(best, 2 * common / (total + sum([...question.values()])));
+    }
+    return best;
   }
 
   /** As difflib.get_close_matches(word, known, 1, 0.8), among words with the same first letter. */
