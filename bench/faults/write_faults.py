@@ -71,7 +71,9 @@ if sys.argv[0] == "flambeau":
     sys.exit(main())
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-CACHES = re.compile(r"home/\.(cache|config)/(matplotlib|Microsoft|flambeau-lint)|tmp/(\.ses|tmp\w+wandb)")
+CACHES = re.compile(
+    r"home/\.(cache|config)/(matplotlib|Microsoft|flambeau-lint)|tmp/(\.ses|tmp\w+wandb)"
+)
 """Caches, and what other packages write as they like."""
 STATE = re.compile(r"home/\.local/state/")
 """What says that code was made here: without it a later command asks for --trust."""
