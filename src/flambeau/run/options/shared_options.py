@@ -128,7 +128,8 @@ class SharedOptions:
         "compare the bits before the optimizer acts, to find a "
         "[machine that computes wrong](reliability.md#a-machine-that-computes-wrong); 0 is off",
         "把一部分训练步（例如 1/100）计算两次，多个进程时其中一次由另一个进程计算，"
-        "在优化器更新之前逐位比较，以发现[计算出错的机器](reliability.md#计算出错的机器静默数据损坏)；0 表示关闭",
+        "在优化器更新之前逐位比较，以发现"
+        "[计算出错的机器](reliability.md#计算出错的机器静默数据损坏)；0 表示关闭",
         group="machine",
         may_change=True,
     )
