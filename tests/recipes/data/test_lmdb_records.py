@@ -1,5 +1,6 @@
 """LMDB against the lmdb package in both directions, and what becomes of damaged files."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -354,6 +355,19 @@ def test_a_map_that_is_full_grows(tmp_path, monkeypatch, batch_bytes):
         for number in random.Random(0).sample(range(120), 120):
             writer.write(b"%05d" % number, values[b"%05d" % number])
     assert peer(tmp_path / "x.lmdb") == sorted(values.items())
+
+
+def test_the_reason_of_a_file_that_cannot_be_made_is_the_one_that_lmdb_gives(tmp_path, monkeypatch):
+    def failing(*_, **settings):
+        error = lmdb.Error("x.lmdb: Disk quota exceeded")
+        error.code = errno.EDQUOT
+        raise error
+
+    monkeypatch.setattr(lmdb, "open", failing)
+    with pytest.raises(OSError, match="Disk quota exceeded") as raised:
+        LMDBWriter(tmp_path / "x.lmdb")
+    assert raised.value.errno == errno.EDQUOT
+    assert raised.value.filename == f"{tmp_path / 'x.lmdb'}"
 
 
 def test_keys(tmp_path):

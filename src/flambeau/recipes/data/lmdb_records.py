@@ -333,14 +333,16 @@ class LMDBWriter:
         except self._full:
             raise
         except self._failed as error:
-            number = errno.EIO
-            try:
-                with self._temporary.open("ab") as file:
-                    file.write(bytes(_BATCH_BYTES))
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as reason:
-                number = reason.errno or number
+            number = getattr(error, "code", 0)
+            if number <= 0 or number == errno.EIO:  # LMDB's own are negative
+                number = errno.EIO
+                try:
+                    with self._temporary.open("ab") as file:
+                        file.write(bytes(_BATCH_BYTES))
+                        file.flush()
+                        os.fsync(file.fileno())
+                except OSError as reason:
+                    number = reason.errno or number
             raise OSError(number, os.strerror(number), str(self._path)) from error
 
     def _discard(self) -> None:
