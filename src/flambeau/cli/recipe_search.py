@@ -41,7 +41,7 @@ _ANSWER = 1.6  # times, of a row that answers one question
 _SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
 _PHRASE = 2.5  # times, where the exact phrase stands
-_QUESTION = 1.0  # more, times the share that the query and one of the questions have in common
+_QUESTION = 0.7  # more, times the share that the query and one of the questions have in common
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -188,7 +188,7 @@ class Index:
             held = sum(c.weight for c, one in zip(concepts, points, strict=True) if one)
             if not held or held < min_share * total:
                 continue
-            score = sum(points) * held / total
+            score = sum(points) * (held / total) ** 2
             score *= 1 + _QUESTION * _likeness(telling, self._questions[number])
             matched = 0
             if entry.messages is not None:

@@ -72,7 +72,7 @@ const flambeauSearch = (() => {
         const points = concepts.map((concept) => this.points(concept, number));
         const held = sum(concepts.filter((_, k) => points[k]).map((concept) => concept.weight));
         if (!held) return;
-        let score = sum(points) * held / total;
+        let score = sum(points) * (held / total) ** 2;
         score *= 1 + this.rules.question * likeness(telling, this.questions[number]);
         let matched = 0;
         if (entry.messages) {
