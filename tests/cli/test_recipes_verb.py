@@ -293,6 +293,7 @@ def test_a_misspelt_word_counts_as_the_nearest(
 ) -> None:
     assert found("label smothing", capsys)[0] == ("recipe", "training/label_smoothing")
     assert ("recipe", "training/mixup") in found("mixpu", capsys)[:2]
+    assert found("loss is nna", capsys)[:3] == found("loss is nan", capsys)[:3]
 
 
 @pytest.mark.parametrize(("alone", "more"), [("mixup", "qqqqzz"), ("梯度累积", "犇骉")])

@@ -151,7 +151,11 @@ class Index:
         self._weight_of = {
             word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
         }
-        self._homophones = Homophones({word: n for word, n in held.items() if is_chinese(word)})
+        terms = {word for text, _ in _synonyms() for word in _tokens(text)}
+        self._homophones = Homophones(
+            # A term is no accident of two words, however few entries hold it.
+            {word: max(n, COMMON * (word in terms)) for word, n in held.items() if is_chinese(word)}
+        )
         self._questions = [
             [self._telling_words(question) for question in _questions(entry)]
             for entry in self._entries
@@ -251,12 +255,14 @@ def _stop_stems() -> frozenset[str]:
 
 
 def nearest_of(word: str, known: Iterable[str]) -> str | None:
-    """The known word for a misspelt one of at least four letters, if near; the same letters swapped are."""
-    if len(word) < 4 or len(word) > 40 or is_chinese(word):
+    """The known word for a misspelt one, if near: the same letters swapped are, of three no other change."""
+    if len(word) < 3 or len(word) > 40 or is_chinese(word):
         return None
     same_start = [one for one in known if one[0] == word[0]]
     if swapped := [one for one in same_start if sorted(one) == sorted(word)]:
         return min(swapped)
+    if len(word) < 4:
+        return None
     near = difflib.get_close_matches(word, same_start, 1, 0.8)
     return near[0] if near else None
 

@@ -50,7 +50,9 @@ const flambeauSearch = (() => {
         (messages ? texts.title.join(" ").split(/[、,]/) : texts.asked ?? [])
           .map((question) => this.tellingWords(question)));
       this.firsts = [...rules.firstOfSyllables].map((one) => COMMON_CHARACTERS.get(one));
-      this.pairs = new Map([...held].filter(([word]) => isChinese(word)));
+      const terms = new Set(synonyms.flat().flatMap((text) => this.tokens(text)));
+      this.pairs = new Map([...held].filter(([word]) => isChinese(word)).map(([word, number]) =>
+        [word, terms.has(word) ? Math.max(number, rules.commonPair) : number]));
       this.pairOf = new Map();
       for (const [pair, number] of [...this.pairs].sort(([one, n], [other, m]) =>
         m - n || (one < other ? -1 : 1))) {
@@ -286,11 +288,12 @@ const flambeauSearch = (() => {
 
   /** As difflib.get_close_matches(word, known, 1, 0.8), among words with the same first letter. */
   function nearest(word, known) {
-    if (word.length < 4 || word.length > 40 || isChinese(word)) return null;
+    if (word.length < 3 || word.length > 40 || isChinese(word)) return null;
     const letters = [...word].sort().join("");
     const swapped = known.filter((one) => one[0] === word[0] && [...one].sort().join("") === letters);
     swapped.sort();
     if (swapped.length) return swapped[0];
+    if (word.length < 4) return null;
     let best = null;
     let highest = 0.8;
     for (const one of known) {
