@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-_ABANDONED_S = 86_400  # no write stands still for a day; chosen
+_ABANDONED_S = 86_400  # no write takes a day; chosen
 
 
 def unfinished(path: Path) -> Path:

@@ -16,6 +16,7 @@ from flambeau_lint.versions import NEWEST
 from flambeau_lint.virtual import NOTEBOOKS, PAGES
 
 SUFFIXES = (".py", ".pyi", *NOTEBOOKS, *PAGES)
+_OURS = "flambeau-lint-"  # in the names of unfinished files, so that no file of the user has such a name
 _LEFT_OUT = {
     "__pycache__",
     "node_modules",
@@ -182,7 +183,7 @@ def write(path: str, old: bytes, new: bytes) -> None:
     try:
         mode = place.stat().st_mode
         _remove_abandoned(place)
-        number, temporary = tempfile.mkstemp(".tmp", f".{place.name}.", dir=place.parent)
+        number, temporary = tempfile.mkstemp(".tmp", f".{place.name}.{_OURS}", dir=place.parent)
         with os.fdopen(number, "wb") as file:
             file.write(new)
             file.flush()
@@ -203,7 +204,7 @@ def write(path: str, old: bytes, new: bytes) -> None:
 
 def _remove_abandoned(place: Path) -> None:
     """Remove what killed writes of this file have left: nothing was written there for a day."""
-    name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}\.tmp")
+    name = re.compile(rf"\.{re.escape(place.name)}\.{_OURS}[a-z0-9_]{{8}}\.tmp")
     with contextlib.suppress(OSError):
         for other in place.parent.iterdir():
             if name.fullmatch(other.name) and time.time() - other.lstat().st_mtime > 86_400:

@@ -383,8 +383,9 @@ def test_files_that_cannot_be_read(
 
 def test_what_a_killed_fix_has_left_is_removed_a_day_later() -> None:
     Path("a.py").write_text(OLD)
-    old, young = Path(".a.py.ab_12345.tmp"), Path(".a.py.zzzzzzzz.tmp")
-    others = [Path(".a.py.backup"), Path(".b.py.ab_12345.tmp")]
+    ours = "flambeau-lint-"
+    old, young = Path(f".a.py.{ours}ab_12345.tmp"), Path(f".a.py.{ours}zzzzzzzz.tmp")
+    others = [Path(".a.py.backup01.tmp"), Path(f".b.py.{ours}ab_12345.tmp")]
     for path in (old, young, *others):
         path.write_text("x = 1\n")
     for path in (old, *others):
