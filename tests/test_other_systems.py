@@ -1,12 +1,17 @@
 """What of flambeau would work on Windows and macOS, as far as Linux can play them.
 
-Windows: see fixtures/without_unix.py. macOS, and Windows, start processes by spawn.
+Windows: see fixtures/without_unix.py. macOS, and Windows, start processes by spawn. Their disks fold case, as
+exFAT does, which has no links either; that test needs root, `apt install exfat-fuse exfatprogs` and FUSE.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,3 +170,62 @@ def test_workers_that_are_spawned_bring_the_same_batches(tmp_path: Path) -> None
         weights.append(load_file(tmp_path / f"run{workers}" / "model.safetensors"))
     alone, spawned = weights
     assert all(torch.equal(tensor, spawned[name]) for name, tensor in alone.items())
+
+
+@pytest.fixture
+def exfat(tmp_path: Path) -> Iterator[Path]:
+    """An empty disk of exFAT."""
+    needed = ("mkfs.exfat", "mount.exfat-fuse", "losetup", "umount")
+    if any(shutil.which(name) is None for name in needed) or os.geteuid() != 0:
+        pytest.skip("needs root, exfat-fuse and exfatprogs")
+    image, place = tmp_path / "disk.img", tmp_path / "disk"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(2**28)
+    subprocess.run(["mkfs.exfat", image], check=True, capture_output=True)
+    loop = ["losetup", "--find", "--show", image]
+    made = subprocess.run(loop, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no loop device: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        mount = ["mount.exfat-fuse", device, place]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("no FUSE here")
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", "--lazy", place], check=True)
+    finally:
+        subprocess.run(["losetup", "-d", device], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_folds_case_and_has_no_links(
+    exfat: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("Cat", "cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for file in ("A", "a", "b"):
+            pixels = draw.integers(0, 256, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{file}.png")
+    with pytest.raises(FileExistsError):  # so the disk does fold case
+        (exfat / "x").mkdir()
+        (exfat / "X").mkdir()
+    monkeypatch.chdir(exfat)
+    small = "--image-size 32 --batch-size 4 --workers 0 --epochs 2"
+    for name in ("photos.rec", "photos.tar", "photos.parquet", "folder"):
+        assert flambeau("pack", tmp_path / "photos", name).code == 0
+        checked = flambeau("verify", name)
+        assert checked.code == 0
+        assert "9 images, all whole" in checked.out
+    elsewhere = shutil.copytree("folder", tmp_path / "folder")
+    for data, run in (("folder", "run"), (elsewhere, tmp_path / "run")):
+        assert flambeau("train", data, small, "--out", run).code == 0
+    here, there = (load_file(place / "run" / "model.safetensors") for place in (exfat, tmp_path))
+    assert all(torch.equal(tensor, there[name]) for name, tensor in here.items())
+    assert "this run is finished" in flambeau("train folder", small, "--out RUN").out
+    assert flambeau("verify run").code == 0
+    assert flambeau("export run --out shipped --data folder").code == 0
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
