@@ -86,3 +86,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--top" in capsys.readouterr().err
     assert main(["how"]) == 2
     assert "WORD" in capsys.readouterr().err
+
+
+def test_an_escaped_bar_does_not_end_a_cell_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    [first, *_] = answers(capsys, "a cell such as sunny;tidy in a column labels, tags, class")
+    assert first["line"].startswith("a cell such as `sunny|tidy` or `sunny;tidy`, in a column")

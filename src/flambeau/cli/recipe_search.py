@@ -78,6 +78,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _DOTTED = re.compile(r"(?<!\w)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_BAR = re.compile(r"(?<!\\)\|")  # between two cells of a table
 _NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 _NO_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
@@ -369,8 +370,9 @@ def _prose(lines: Iterable[str]) -> Iterator[str]:
         if text.startswith("```"):
             is_code = not is_code
         elif not is_code and text and not text.startswith(("|--", "!")):
-            cells = [cell.strip() for cell in text.strip("|").split("|")]
-            yield ": ".join(filter(None, cells[:2])) if text.startswith("|") else text
+            cells = [cell.strip() for cell in _BAR.split(text.strip("|"))]
+            row = ": ".join(filter(None, cells[:2])).replace(r"\|", "|")
+            yield row if text.startswith("|") else text
 
 
 def _plain_text(entry: Entry) -> str:

@@ -235,8 +235,9 @@ const flambeauSearch = (() => {
         if (text.startsWith("```")) {
           isCode = !isCode;
         } else if (!isCode && text && !/^(\|--|!)/.test(text)) {
-          const cells = text.replace(/^\|+|\|+$/g, "").split("|").map((cell) => cell.trim());
-          found.push(text.startsWith("|") ? cells.slice(0, 2).filter(Boolean).join(": ") : text);
+          const cells = text.replace(/^\|+|\|+$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+          const row = cells.slice(0, 2).filter(Boolean).join(": ").replaceAll("\\|", "|");
+          found.push(text.startsWith("|") ? row : text);
         }
       }
       return found;
