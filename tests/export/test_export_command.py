@@ -224,7 +224,7 @@ def test_other_quantizations(
 def test_pruned_network_is_smaller_and_trained_again(
     exported_run: Path, tmp_path: Path, flambeau: Any
 ) -> None:
-    out = tmp_path / "pruned"
+    out = tmp_path / "small"
     words = (
         "--prune 0.5 --fine-tune 40st --allow-slower --min-agreement 0.5 --images 30 --json --out"
     )
@@ -235,7 +235,8 @@ def test_pruned_network_is_smaller_and_trained_again(
     assert pruned["step"] == "prune"
     assert pruned["bytes"] < 0.4 * run["bytes"]
     assert file["accuracy"] == pruned["accuracy"] > 0.6
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pruned"]
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert not (out / "training").exists()
     assert flambeau("verify", out).code == 0
 
 

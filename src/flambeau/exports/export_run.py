@@ -1,6 +1,7 @@
 """Exports a run: opens its data, takes the steps and writes the folder whole or not at all."""
 
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +145,10 @@ def check_out(out: Path) -> None:
 def write_export(steps: Steps, out: Path) -> list[StepFigures]:
     """Take the steps, and write the folder whole or not at all; InputError as of `Steps.write`."""
     with replacing(out, disk=Disk()) as folder:
-        folder.mkdir()
-        figures = steps.write(folder)
+        scratch = folder / "training"
+        scratch.mkdir(parents=True)
+        figures = steps.write(folder, scratch=scratch)
+        shutil.rmtree(scratch)
         fill_folder(folder, steps.trained, steps.plan, figures, steps.images)
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")

@@ -143,8 +143,10 @@ class Steps:
     say: Callable[[str], object]
     subject: str = "run"
 
-    def write(self, folder: Path) -> list[StepFigures]:
+    def write(self, folder: Path, *, scratch: Path) -> list[StepFigures]:
         """Write the model's file into a folder, and return the figures of the run and each step.
+
+        Steps that train write their runs below `scratch`.
 
         InputError: a step is refused, or the format cannot be written.
         """
@@ -169,7 +171,7 @@ class Steps:
             figures.append(figure)
             stage = after
 
-        for name, change in self._changes(folder.parent):
+        for name, change in self._changes(scratch):
             model = model.changed(change)
             measure(_eager(name, model), requested=name == "qat")  # whose speed is that of its file
         format_ = FORMATS[self.plan.format]
