@@ -407,7 +407,7 @@ assert "torch" not in sys.modules
 def test_page_prints_the_file(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "page", *name.split()]) == 0
     text = (FOLDER.parents[2] / "docs" / file).read_text(encoding="utf-8")
-    text = text.replace("```bash not-run: 8 GPUs\n", "```bash\n")  # the reason is for no reader
+    text = re.sub("```bash not-run: .*\n", "```bash\n", text)  # the reason is for no reader
     assert "not-run" not in text
     assert capsys.readouterr().out == text
 
