@@ -45,10 +45,12 @@ _QUESTION = 0.7  # more, times the share that the query and one of the questions
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
-        "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "how", "i", "if",
-        "in", "into", "is", "it", "its", "me", "my", "not", "of", "on", "or", "pytorch", "that", "the",
-        "this", "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with",
-        "you",
+        "a", "am", "an", "and", "any", "are", "as", "at", "be", "been", "between", "by", "can", "could",
+        "did", "difference", "do", "does", "for", "from", "had", "has", "have", "how", "i", "if", "in",
+        "into", "is", "it", "its", "just", "me", "my", "not", "of", "on", "or", "pytorch", "should", "so",
+        "some", "than", "that", "the", "them", "there", "they", "this", "through", "to", "too", "use",
+        "using", "very", "want", "was", "way", "what", "when", "where", "which", "why", "will", "with",
+        "would", "you",
     }
 )  # fmt: skip
 _CHINESE_STOP = re.compile(
