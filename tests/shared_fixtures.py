@@ -412,6 +412,7 @@ def _rank(
     os.environ.update(environ)
     if group:
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        torch.distributed.barrier()  # else a rank may end while another still connects to it
     try:
         answer = (True, work(*args))
     except Exception as error:
