@@ -205,7 +205,16 @@ def write(path: str, old: bytes, new: bytes) -> None:
 def _remove_abandoned(place: Path) -> None:
     """Remove what killed writes of this file have left: nothing was written there for a day."""
     name = re.compile(rf"\.{re.escape(place.name)}\.{_OURS}[a-z0-9_]{{8}}\.tmp")
-    with contextlib.suppress(OSError):
-        for other in place.parent.iterdir():
+    for other in _left_in(place.parent):
+        with contextlib.suppress(OSError):
             if name.fullmatch(other.name) and time.time() - other.lstat().st_mtime > 86_400:
                 other.unlink()
+
+
+@functools.lru_cache(maxsize=64)
+def _left_in(folder: Path) -> tuple[Path, ...]:
+    """Unfinished files in a folder, listed once: each of its many files may be fixed."""
+    try:
+        return tuple(path for path in folder.iterdir() if _OURS in path.name)
+    except OSError:
+        return ()

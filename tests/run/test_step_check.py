@@ -492,7 +492,7 @@ def test_a_rank_that_is_wrong_in_each_computation_is_found(
     )
     assert "(samples sample " in said
     if world == 2:
-        assert "the ranks do not agree, and it cannot be told which of them is wrong" in said
+        assert "the ranks do not agree, and nothing shows which of them is wrong" in said
     else:
         assert (
             "; rank 1 (" in said and ") disagrees with the other ranks again, and the run" in said

@@ -163,9 +163,9 @@ def test_calls_of_write_file_are_in_the_only_safe_order(tmp_path: Path) -> None:
     disk = SpyDisk()
     write_file(tmp_path / "f", b"x", disk=disk)
     assert [call.split()[0] for call in disk.calls] == (
-        ["sync_folder", "create", "write", "sync", "close", "rename", "sync_folder", "names"]
+        ["sync_folder", "create", "write", "sync", "close", "rename", "sync_folder"]
     )
-    assert disk.calls[-2] == f"sync_folder {tmp_path.name}"
+    assert disk.calls[-1] == f"sync_folder {tmp_path.name}"
 
 
 def test_every_file_operation_goes_through_the_disk() -> None:
@@ -497,6 +497,18 @@ def test_what_killed_writes_of_a_file_have_left_is_removed_a_day_later(tmp_path:
     (tmp_path / young).write_bytes(b"1")
     write_file(tmp_path / "a.txt", b"2")
     assert names(tmp_path) == sorted(["a.txt", young, *others])
+
+
+def test_a_folder_is_not_listed_for_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which took 18 s for 2000 masks in a folder with 4000."""
+    listed = []
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: listed.append(path) or iterdir(path))
+    for number in range(3):
+        write_file(tmp_path / f"{number}.png", b"1")
+    assert listed.count(tmp_path) == 1
 
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -83,10 +83,7 @@ class PackFiles:
                 with contextlib.suppress(InputError):
                     names = _read_facts(path / _FACTS, _UNIT, "")["files"]
                     old += map(self.dst.with_name, names if self._kind != "folder" else ())
-            if path.is_dir():
-                remove_folder(path)
-            elif path.name != _LOCK:
-                path.unlink()
+        _remove_all_but_lock(self._staging)
         if self._manifest.exists():
             with contextlib.suppress(InputError):
                 facts = read_manifest(self._manifest)
@@ -268,13 +265,16 @@ def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
         finally:
             if not (folder / plan).exists():
                 _remove_all_but_lock(folder)
-                # On NFS and FUSE a file that is open stays in its folder, under another name.
-                once_closed.callback(_remove_lock, folder)
+                # NFS and FUSE keep an open file in its folder, under another name, until it is closed.
+                once_closed.callback(_remove_if_empty, folder)
+                if os.name == "nt":  # where an open file cannot be removed
+                    once_closed.callback((folder / _LOCK).unlink)
+                else:  # before another process can have locked it
+                    (folder / _LOCK).unlink()
 
 
-def _remove_lock(folder: Path) -> None:
+def _remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):  # another process has begun there
-        (folder / _LOCK).unlink()
         folder.rmdir()
 
 

@@ -10,6 +10,7 @@ and not for a file system without rename and fsync, such as an object store.
 """
 
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -685,11 +686,20 @@ def _remove_tree(disk: Disk, path: Path) -> None:
 
 def _remove_abandoned(disk: Disk, path: Path) -> None:
     """Remove what killed writes of this path have left, and nothing that somebody may be writing."""
-    with suppress(OSError):  # what was to be written is there
-        for name in disk.names(path.parent):
-            is_ours = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", name)
+    for name in _left_in(path.parent.absolute()):
+        is_ours = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", name)
+        with suppress(OSError):  # what was to be written is there
             if is_ours and disk.is_abandoned(path.with_name(name)):
                 _remove_tree(disk, path.with_name(name))
+
+
+@functools.lru_cache(maxsize=64)
+def _left_in(folder: Path) -> tuple[str, ...]:
+    """Names of unfinished files, listed once for each process: the folder may hold a million others."""
+    try:
+        return tuple(path.name for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name))
+    except OSError:
+        return ()
 
 
 def _hidden_path(path: Path, kind: str) -> Path:

@@ -319,7 +319,7 @@ class StepCheck:
             why = f"{self._named(found.suspects)} disagrees with the other ranks again"
             where = "continue it without that machine"
         else:
-            why = "the ranks do not agree, and it cannot be told which of them is wrong"
+            why = "the ranks do not agree, and nothing shows which of them is wrong"
             where = "continue it on other machines"
         self._progress.say(
             f"{self._text(found)}; {why}, and the run stops before the optimizer acts: {where}"

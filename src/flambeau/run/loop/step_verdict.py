@@ -69,9 +69,9 @@ def verdict(computations: Sequence[Computation], *, world: int, rotates: bool) -
         confirmed = next((one for one in ours if _is_confirmed(one, ours, rotates)), None)
         right = ours[0] if confirmed is None else confirmed
         others = [one for one in ours if one.digests != right.digests]
-        # A rank that repeats what it has found is told once.
-        told = [one for n, one in enumerate(others) if not _is_among(one, others[:n])]
-        differences += [_difference(*sorted((right, one))) for one in told]
+        # One line is enough where a rank has computed the same twice.
+        distinct = [one for n, one in enumerate(others) if not _is_among(one, others[:n])]
+        differences += [_difference(*sorted((right, one))) for one in distinct]
         if confirmed is not None and rotates:
             suspects.update(one.rank for one in others)
         holds &= confirmed is not None and ours[-1].digests == confirmed.digests
