@@ -91,6 +91,18 @@ def test_a_fault_is_told_and_the_same_command_repairs_it(
     assert judged(script, of, fault) == (outcome, [])
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("a.tfrecord.1a2b3c4d.tmp", "a.tfrecord.*.tmp"),
+        ("a.tfrecord.12345678.tmp", "a.tfrecord.*.tmp"),  # random, too: one of forty is so
+        ("step-00000002/model.safetensors", "step-00000002/model.safetensors"),
+    ],
+)
+def test_a_call_is_found_again_by_its_name(script: ModuleType, path: str, shown: str) -> None:
+    assert script.without_random_names(path) == shown
+
+
 # ------------------------------------------------------------------ what is bad is seen
 
 WRITER = """

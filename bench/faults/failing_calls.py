@@ -232,7 +232,9 @@ class Supervisor:
 
 
 _RANDOM = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}|(?<=/tmp)\w{8}(?=/|$)|(?<=[.-])(?!\d{8}|tfrecord)[a-z0-9_]{8}(?=[./]|$)"
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}|(?<=/tmp)\w{8}(?=/|$)|"
+    # Eight digits behind a dash are a step's number, and behind a dot a random name like any other.
+    r"(?<=\.)(?!tfrecord)[a-z0-9_]{8}(?=[./]|$)|(?<=-)(?!\d{8})[a-z0-9_]{8}(?=[./]|$)"
 )
 
 
