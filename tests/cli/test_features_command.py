@@ -174,6 +174,20 @@ def test_a_model_by_name_with_weights_of_a_file(flambeau: Any, photos: Path) -> 
     assert [row["label"] for row in listed("f.csv")] == ["ant"] * 6 + ["bee"] * 6 + ["cat"] * 6
 
 
+def test_weights_of_a_run_see_images_as_that_run_did(flambeau: Any, photos: Path) -> None:
+    quick = "--epochs 1 --batch-size 4 --image-size 32 --precision fp32 --model test_resnet"
+    assert flambeau("train", photos, quick, "--out run").code == 0
+    alone = "one.safetensors"
+    Path(alone).write_bytes(Path("run/model.safetensors").read_bytes())
+    same = "--image-size 32"
+    assert flambeau("features run", photos, "run.npy").code == 0
+    assert flambeau("features test_resnet", photos, f"of.npy --weights run {same}").code == 0
+    assert flambeau("features test_resnet", photos, f"file.npy --weights {alone} {same}").code == 0
+    run, of_run, of_file = (np.load(name) for name in ("run.npy", "of.npy", "file.npy"))
+    np.testing.assert_allclose(of_run, run, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(of_file, run, rtol=1e-2, atol=1e-2)
+
+
 def test_a_model_of_a_function_brings_its_weights(flambeau: Any, root: Path) -> None:
     make = f"{root}/models.py:make"
     data = root / "images" / "val" / "a"

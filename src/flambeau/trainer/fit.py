@@ -40,6 +40,7 @@ from flambeau.trainer.parts.epoch_order import epoch_sampler
 from flambeau.trainer.parts.fine_tuning import (
     freeze_parts,
     load_weights,
+    normalization_lines,
     parameter_groups,
     recompute_parts,
     report,
@@ -327,6 +328,7 @@ def new_model(
         model = make_model(on_device, facts, pretrained=settings.pretrained and loads)
         if settings.weights is not None and loads:
             lines.append(load_weights(model, settings.weights))
+            lines.extend(normalization_lines(settings.weights, facts))
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
         if settings.weights is None and loads:
             init_from_images(model, inputs, preset=settings.preset)

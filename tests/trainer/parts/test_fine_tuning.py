@@ -205,6 +205,65 @@ def test_starting_from_weights(
     assert flambeau(*command).code == 0
 
 
+def test_weights_of_a_run_see_images_normalized_as_in_that_run(
+    flambeau: Any, images: Path, photos: Path, model_file: Path, tmp_path: Path
+) -> None:
+    model = f"--model {model_file}:net"
+    assert flambeau("train", images, QUICK, model, "--out first").code == 0
+    first = DataFacts.read(Path("first/dataset.json"))
+
+    def normalized(weights: str, channels: int) -> tuple[list[float], list[float]]:
+        train, val = open_sources(photos, seed=0)
+        settings = Settings(
+            data=str(photos), model=f"{model_file}:net", weights=weights, image_size=8, channels=channels,
+        )  # fmt: skip
+        facts = resolve(settings, train, val)[1]
+        return facts.mean, facts.std
+
+    learned = (first.mean, first.std)
+    shutil.copy("first/model.safetensors", "alone.safetensors")
+    by_the_photos = normalized("alone.safetensors", first.channels)
+    assert by_the_photos != learned
+    checkpoint = next(Path("first/checkpoints").iterdir())
+    for weights in ("first", "first/model.safetensors", str(checkpoint)):
+        assert normalized(weights, first.channels) == learned
+    assert normalized("first", 3) == normalized("alone.safetensors", 3)  # it had one channel
+
+    command = ("train", photos, QUICK, model, "--weights first --image-size 8", "--out second")
+    more = f"--channels {first.channels}"
+    code, _, err = flambeau(*command, more)
+    assert code == 0, err
+    shown = ", ".join(f"{one:.3g}" for one in first.mean)
+    assert f"images are normalized as in that run: mean {shown}, standard deviation" in err
+    second = DataFacts.read(Path("second/dataset.json"))
+    assert (second.mean, second.std) == learned
+    shutil.rmtree("first")  # a resume does not need it
+    Path("second/result.json").unlink()
+    shutil.rmtree(sorted(Path("second/checkpoints").iterdir())[-1])
+    code, _, err = flambeau(*command, more)
+    assert code == 0, err
+    assert DataFacts.read(Path("second/dataset.json")).mean == first.mean
+
+
+def test_weights_of_a_loop_of_ones_own_see_images_as_it_declared(
+    images: Path, model_file: Path
+) -> None:
+    net = build_model(f"{model_file}:net", num_classes=2, channels=1, image_size=8)
+    declared = {"image_size": 8, "mean": [0.25], "std": [0.5]}
+    data = [(torch.zeros(1, 8, 8), 0)] * 2
+    run = Run(
+        "own", net, torch.optim.SGD(net.parameters(), 0.1), data, batch_size=2, duration="1st",
+        builder=f"{model_file}:net", preprocess=declared, classes=["a", "b"],
+    )  # fmt: skip
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(F.cross_entropy(run.model(x), y))
+    train, val = open_sources(images, seed=0)
+    settings = Settings(data=str(images), model=f"{model_file}:net", weights="own")
+    facts = resolve(settings, train, val)[1]
+    assert (facts.mean, facts.std) == ([0.25], [0.5])
+
+
 def test_recomputing_gives_the_same_bits(images: Path, model_file: Path, tmp_path: Path) -> None:
     def kept(training: Training) -> int:
         """Values that one forward pass leaves for backward."""

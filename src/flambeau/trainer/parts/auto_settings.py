@@ -33,6 +33,7 @@ from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.parts.epoch_order import shuffle_window
+from flambeau.trainer.parts.fine_tuning import weights_normalization
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -229,10 +230,12 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
     # Floats in an unknown unit, perhaps normalized already, are normalized by their own mean; 16-bit levels,
     # of which most files use a part, too.
     kind = pixel_kind(train)
-    published = None
+    learned_with = None
     if settings.pretrained and has_unit(kind):
-        published = pretrained_normalization(model, channels=channels)
-    mean, std = published or mean_std(train, channels=channels)
+        learned_with = pretrained_normalization(model, channels=channels)
+    elif settings.weights is not None and has_unit(kind):
+        learned_with = weights_normalization(settings.weights, channels=channels)
+    mean, std = learned_with or mean_std(train, channels=channels)
     return DataFacts(
         **_target_facts(settings, train),
         classes=list(train.classes),

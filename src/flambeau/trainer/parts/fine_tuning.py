@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from flambeau.data.drop_in.declared_preprocessing import Preprocessing
+from flambeau.data.sources.source import has_unit
 from flambeau.errors import InputError, nearest, refusing
 from flambeau.recipes.checkpoints.partial_loading import load_partial
 from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
@@ -15,8 +17,10 @@ from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.muon import hidden_matrices
+from flambeau.run.folder.run_folder import RunFolder, run_around
 from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import printable
+from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import MOMENTUM
 from flambeau.weights.readers import open_weights, plain_names
@@ -61,6 +65,38 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
             f"(flambeau convert {shlex.quote(path)} NEW --key {printable(weights.others[0])} takes those)"
         )
     return f"{weights.source}: {loaded}{more}"
+
+
+def weights_normalization(path: str, *, channels: int) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation per channel, in [0, 1], of the run that weights lie in.
+
+    None: the file is of no run, or the run's images have other channels, more than 8 bits, or no known unit.
+    """
+    here = run_here(path)
+    folder = here if (here / "config.toml").is_file() else run_around(here)
+    if folder is None:
+        return None
+    run = RunFolder(folder)
+    learned: DataFacts | Preprocessing
+    if run.dataset.is_file():
+        learned = DataFacts.read(run.dataset)
+        kind = learned.pixels
+    elif declared := (run.read_config() or {}).get("preprocess"):  # of a training loop of one's own
+        learned = Preprocessing.of(declared)
+        kind = learned.kind
+    else:
+        return None
+    is_like_these = len(learned.mean) == channels and has_unit(kind)
+    return ([*learned.mean], [*learned.std]) if is_like_these else None
+
+
+def normalization_lines(path: str, facts: DataFacts) -> list[str]:
+    """A line where the images are normalized as in the run that the weights lie in."""
+    mean, std = facts.mean, facts.std
+    if (mean, std) != weights_normalization(path, channels=facts.channels):
+        return []
+    shown = (", ".join(f"{one:.3g}" for one in numbers) for numbers in (mean, std))
+    return ["images are normalized as in that run: mean {}, standard deviation {}".format(*shown)]
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:

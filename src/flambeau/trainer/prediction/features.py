@@ -32,7 +32,7 @@ from flambeau.trainer.evaluation.feature_file import feature_file
 from flambeau.trainer.evaluation.predictions_file import refuse_existing
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device, use_threads
-from flambeau.trainer.parts.fine_tuning import load_weights
+from flambeau.trainer.parts.fine_tuning import load_weights, weights_normalization
 from flambeau.trainer.parts.model import (
     IMAGENET,
     SMALL,
@@ -94,7 +94,9 @@ def named_model(
     require_weights(name, pretrained=pretrained, weights=weights)
     is_user_code = is_function(name)
     published = None if is_user_code or ":" in name else timm.get_pretrained_cfg(name)
-    channels, mean, std, kind = _pixels(name, source, pretrained=pretrained, say=say)
+    channels, mean, std, kind = _pixels(
+        name, source, pretrained=pretrained, weights=weights, say=say
+    )
     num_classes = published.num_classes if published is not None else 1000
     facts = DataFacts(
         [str(number) for number in range(num_classes)],
@@ -118,13 +120,19 @@ def named_model(
 
 
 def _pixels(
-    name: str, source: Source, *, pretrained: bool, say: Callable[[str], None]
+    name: str,
+    source: Source,
+    *,
+    pretrained: bool,
+    weights: str | None,
+    say: Callable[[str], None],
 ) -> tuple[int, list[float], list[float], PixelKind]:
     """The channels of the images, the mean and deviation by which they are normalized, and their kind."""
     kind, stacked = found_format(source)
     if stacked is None:
+        learned_with = None if weights is None else weights_normalization(weights, channels=3)
         published = None if is_function(name) else pretrained_normalization(name, channels=3)
-        mean, std = published or IMAGENET
+        mean, std = learned_with or published or IMAGENET
         return 3, [*mean], [*std], "uint8"
     mean, std = mean_std(of_kind(source, kind, stacked), channels=stacked)
     say(f"images of {stacked} channels, normalized by their own mean and deviation")
