@@ -1,7 +1,7 @@
 """Kills `flambeau train` at random moments, and compares what it ends with to a run that nobody killed.
 
     python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--task TASK] [--ranks N] [--sharded]
-                               [--store | --own-data] [--out FILE] [--record]
+                               [--store | --own-data | --extended] [--out FILE] [--record]
 
 With --store the runs that are killed read from a store on loopback (s3_server.py) that fails in 2 % of its
 answers, the one that nobody kills from the disk; before a third of the lives the cache, which all runs share,
@@ -9,6 +9,7 @@ is removed, also under a run that reads from it.
 With --ranks each life has 1 to N processes, drawn anew, and the steps are in parts; one may die alone.
 With --sharded each life has N processes, as the run that nobody kills, and each saves its shard (FSDP).
 With --own-data the images come from a class of the user's own, as the model always does.
+With --extended each run is first trained to half of its epochs, and killed while it is extended by the rest.
 A life is one start of the command in a process group of its own, on one core; --workers is 0 and 2 in turn.
 Lives end by SIGKILL: while torch loads, while the run folder is claimed and the checkpoint read, between two
 saves, in the middle of a save, and while the weights are published.
@@ -225,6 +226,13 @@ def make_inputs(
         "--log-every", "3", "--checkpoint-every", f"{SAVE_EVERY}st", "--keep", "2",
         "--precision", precision,
     ]  # fmt: skip
+
+
+def in_two_halves(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that train for half of the epochs, and those that extend such a run by the rest."""
+    first = [*arguments]
+    first[first.index("--epochs") + 1] = f"{EPOCHS // 2}"
+    return first, [*first, "--extend", f"{EPOCHS - EPOCHS // 2}ep"]
 
 
 @contextlib.contextmanager
@@ -508,7 +516,10 @@ def storm_one_run(
     """
     done: list[Kill] = []
     moments = moments_of(kills, rng)
-    stride = TOTAL_STEPS // SAVE_EVERY // (moments.count("steps") + moments.count("save") + 2)
+    steps_left = TOTAL_STEPS - max(0, newest_step(run))
+    stride = max(
+        1, steps_left // SAVE_EVERY // (moments.count("steps") + moments.count("save") + 2)
+    )
     workers = itertools.cycle(rng.sample((0, 2), 2))
     for moment in moments:
         how = None if moment == "start" else start
@@ -540,6 +551,7 @@ def storm(
     ranks: tuple[int, int] = (1, 1),
     unkilled_ranks: int = 1,
     unkilled_arguments: Sequence[str] | None = None,
+    first_arguments: Sequence[str] | None = None,
     before_life: Callable[[random.Random], object] = lambda rng: None,
 ) -> tuple[list[Kill], list[str], Path]:
     """As many runs as it takes for so many kills, one a core at a time, each compared with an unkilled one.
@@ -554,6 +566,7 @@ def storm(
         ranks: processes of a life, at least and at most; their number is drawn.
         unkilled_ranks: of the run that nobody kills.
         unkilled_arguments: of the run that nobody kills, if they are others.
+        first_arguments: of a first start of each run, which is left to finish.
         before_life: called before each life that will be killed.
 
     Returns:
@@ -564,9 +577,14 @@ def storm(
     done: list[Kill] = []
     open_kills = kills
 
+    def begin(run: Path, core: int) -> None:
+        if first_arguments is not None:
+            Life(first_arguments, run, workers=0, core=core, start=start).finish()
+
     def work(core: int) -> None:
         nonlocal open_kills
         if core == cores[0]:
+            begin(unkilled, core)
             reference = arguments if unkilled_arguments is None else unkilled_arguments
             Life(
                 reference, unkilled, workers=0, core=core, start=start, ranks=unkilled_ranks
@@ -579,6 +597,7 @@ def storm(
                 open_kills -= share
                 runs.append(folder / f"run-{len(runs):03}")
                 run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
+            begin(run, core)
             new = storm_one_run(
                 arguments, run, kills=share, rng=rng, core=core, start=start, ranks=ranks,
                 before_life=before_life,
@@ -690,10 +709,14 @@ def storm_of(options: argparse.Namespace, folder: Path) -> tuple[list[Kill], lis
         sharded=options.sharded,
         own_data=options.own_data,
     )
+    first = None
+    if options.extended:
+        first, arguments = in_two_halves(arguments)
     fewest = options.ranks if options.sharded else 1
     how = {
-        "kills": options.kills, "seed": options.seed, "ranks": (fewest, options.ranks),
-        "unkilled_ranks": fewest, "cores": sorted(os.sched_getaffinity(0))[:2],
+        "first_arguments": first, "kills": options.kills, "seed": options.seed,
+        "ranks": (fewest, options.ranks), "unkilled_ranks": fewest,
+        "cores": sorted(os.sched_getaffinity(0))[:2],
     }  # fmt: skip
     if not options.store:
         return storm(folder, arguments=arguments, **how)[:2]
@@ -718,9 +741,11 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--task", choices=tuple(TASKS), default="classification")
     parser.add_argument("--ranks", type=int, default=1, help="processes of a life, at most")
-    parser.add_argument("--store", action="store_true", help="what is killed reads from a store")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--store", action="store_true", help="what is killed reads from a store")
     parser.add_argument("--sharded", action="store_true", help="--shard fsdp, on --ranks processes")
-    parser.add_argument("--own-data", action="store_true", help="images of a class of the user's")
+    which.add_argument("--own-data", action="store_true", help="images of a class of the user's")
+    which.add_argument("--extended", action="store_true", help="what is killed extends a run")
     parser.add_argument("--out", type=Path, help="append the line to this file as well")
     parser.add_argument(
         "--record", action="store_true", help="... to bench/results/kill_storm.jsonl"
@@ -739,6 +764,7 @@ def main() -> int:
         "distinct_steps": len({kill.step for kill in kills}), "steps_a_run": TOTAL_STEPS,
         "seed": options.seed, "precision": options.precision, "task": options.task,
         "store": options.store, "sharded": options.sharded, "own_data": options.own_data,
+        "extended": options.extended,
         "kills_by_ranks": dict(sorted(Counter(kill.ranks for kill in kills).items())),
         "differences": found[:20],
         "seconds": round(time.monotonic() - start, 1), "torch": torch.__version__,

@@ -105,6 +105,24 @@ def test_sharded_saves_and_data_of_a_class_of_ones_own_too(
     assert ("shard-00001-of-00002.safetensors" in files) == (how == "sharded")
 
 
+@pytest.mark.slow
+def test_runs_that_are_extended_too(bench: ModuleType, forked_command: Any, tmp_path: Path) -> None:
+    first, rest = bench.in_two_halves(bench.make_inputs(tmp_path))
+    kills, differences, unkilled = bench.storm(
+        tmp_path,
+        kills=12,
+        seed=0,
+        arguments=rest,
+        first_arguments=first,
+        cores=sorted(os.sched_getaffinity(0))[:2],
+        start=forked_command,
+    )
+    assert not differences
+    assert len(kills) >= 12
+    assert all(kill.step >= bench.TOTAL_STEPS // 2 for kill in kills)
+    assert json.loads((unkilled / "result.json").read_text())["step"] > bench.TOTAL_STEPS // 2
+
+
 def test_the_kills_hit_what_they_are_meant_to_hit(storm: Storm, bench: ModuleType) -> None:
     kills, _, _ = storm
     moments = Counter(kill.moment for kill in kills)
