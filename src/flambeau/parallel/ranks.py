@@ -23,6 +23,7 @@ from flambeau.parallel.network_interface import interface_of, route
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.watchdog.failure_detector import PACE, Member
 from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
+from flambeau.recipes.parallel.process_group import awaited_at_exit
 from flambeau.terminal import say
 
 _START_S = 600  # for all ranks to import and join
@@ -250,7 +251,8 @@ def _join(world: int) -> Ranks:
     if dist.is_initialized():
         joined = dist.get_world_size()
         has_cpu = "gloo" in str(dist.get_backend_config())
-        group: Any = dist.group.WORLD if has_cpu else dist.new_group(backend="gloo")
+        with awaited_at_exit():
+            group: Any = dist.group.WORLD if has_cpu else dist.new_group(backend="gloo")
         return Ranks(dist.get_rank(), joined, group if joined > 1 else None)
     if world == 1:
         return Ranks(0, 1, None)
@@ -270,11 +272,13 @@ def _join(world: int) -> Ranks:
         rank = int(_variable("RANK", "0"))
         store = _connect()
         store = PrefixStore(_start_name(store, rank, world), store)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world, timeout=_GROUP_TIMEOUT
-        )
+        with awaited_at_exit():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world, timeout=_GROUP_TIMEOUT
+            )
     else:
-        dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+        with awaited_at_exit():
+            dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     # Wait until all have joined: if a rank ended at once, with an error in its settings, the others would
     # wait for its connection, or report a socket error instead of its own.
     dist.all_reduce(torch.zeros(1))

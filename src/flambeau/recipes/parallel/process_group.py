@@ -7,12 +7,15 @@ Source: original; the variables are those of torchrun (torch docs) and of srun (
 Not for starting the processes; use `torchrun script.py` or `srun`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ import torch.distributed as dist
 _TORCHRUN = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
 # Of the Slurm step; the job's (SLURM_NTASKS) are also set in a batch script, which is a single process.
 _SLURM = ["PROCID", "STEP_NUM_TASKS", "LOCALID", "STEP_TASKS_PER_NODE", "NODEID"]
+_TASKS = Path("/proc/self/task")  # of Linux
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,42 @@ def process_group(
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def awaited_at_exit() -> Iterator[None]:
+    """Python's exit waits until the threads that start in this block sleep, at most 2 s. Linux.
+
+    A thread of gloo may still hold a tensor of the last collective when that has returned. If Python is
+    ending when it drops the tensor, the process aborts after all its work is done (pytorch#179291):
+    "terminate called without an active exception". Within `process_group` this is done.
+
+    Example:
+        >>> with awaited_at_exit():
+        ...     dist.init_process_group("gloo")  # doctest: +SKIP
+    """
+    before = _threads()
+    yield
+    atexit.register(_wait_until_asleep, _threads() - before)
+
+
+def _threads() -> set[str]:
+    return {task.name for task in _TASKS.iterdir()} if _TASKS.is_dir() else set()
+
+
+def _wait_until_asleep(threads: set[str]) -> None:
+    deadline = time.monotonic() + 2
+    looks = 0
+    while looks < 2 and time.monotonic() < deadline:  # at one look a thread may wait for Python
+        looks = 0 if any(map(_runs, threads)) else looks + 1
+        time.sleep(0.001)
+
+
+def _runs(thread: str) -> bool:
+    try:
+        return (_TASKS / thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False  # it has ended, or this is a forked process, which has not got it
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
@@ -160,14 +200,15 @@ def _join(process: ProcessInfo, device: torch.device, timeout_s: float) -> None:
         torch.cuda.set_device(cuda)  # before other code makes a context on device 0
     # A single process uses a store in memory, others that at MASTER_ADDR:MASTER_PORT.
     store = dist.HashStore() if process.world_size == 1 else None  # type: ignore[attr-defined]
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=process.rank,
-        world_size=process.world_size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=cuda,
-    )
+    with awaited_at_exit():
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=process.rank,
+            world_size=process.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=cuda,
+        )
 
 
 def _abandon() -> None:
