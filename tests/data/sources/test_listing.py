@@ -251,6 +251,8 @@ BAD = {
     "below zero": ("l.csv", "a.jpg,1\nb.jpg,-1\n", "line 2), column 2: label -1"),
     "huge": ("l.csv", "a.jpg,1\nb.jpg,1e999\n", "line 2), column 2: label 1e999"),
     "large": ("l.csv", "a.jpg,1\nb.jpg,16777216\n", "line 2), column 2: label 16777216"),
+    "of persons": ("l.csv", "a.jpg,1\nb.jpg,9007199\nc.jpg,1\n",
+                   "line 2), column 2: label 9007199, and only 2 labels are different\n"),
     "unknown part": ("l.csv", "path,label,split\na.jpg,1,train\nb.jpg,1,hold\n",
                      "line 3: 'hold' is no part of the data\nExpected one of train,"),
     "no part": ("l.csv", "path,label,split\na.jpg,1,\n", "line 2: '' is no part"),

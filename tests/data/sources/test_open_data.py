@@ -660,6 +660,7 @@ def test_a_record_that_is_damaged_later_cannot_be_read(tmp_path):
         (float("nan"), "label nan\n"),
         (float("inf"), "label inf\n"),
         (1 << 24, "label 16777216\n"),
+        ((1 << 24) - 1, "label 16777215, and only 3 labels are different\n"),
     ],
 )
 def test_labels_that_are_no_class_numbers(tmp_path, label, reason):

@@ -61,6 +61,9 @@ TARGET_FOLDERS = (
 )
 
 _MAX_LABEL = 1 << 24  # some formats hold a label as float32, which is exact up to here
+# From so many classes on one in so many must have an image, or the numbers are others, such as of persons.
+_MANY_CLASSES = 1 << 20
+_SPARSE = 64
 
 
 def classes_file(path: Path) -> Path:
@@ -149,7 +152,16 @@ def named_labels(
             f"A label is the number of a class: 0, 1, 2, ... below {_MAX_LABEL}"
         )
     numbers = torch.tensor(labels)
-    return tuple(map(str, range(int(numbers.max()) + 1))), numbers
+    count = int(numbers.max()) + 1
+    distinct = len(set(labels))
+    if count > max(_MANY_CLASSES, _SPARSE * distinct):
+        raise InputError(
+            f"{describe(int(numbers.argmax()))}: label {count - 1}, and only {distinct} "
+            f"label{'s are' if distinct > 1 else ' is'} different\n"
+            "A number is that of a class, 0, 1, 2, ...; if these are other numbers, such as of persons or "
+            f"products, write them as words: id{count - 1}"
+        )
+    return tuple(map(str, range(count))), numbers
 
 
 def chosen_labels(
