@@ -332,6 +332,8 @@ class Run:
                 lifecycle.end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
+            if self._step.check is not None:
+                self._step.check.say_summary(is_end=True)
             if not self._replays:
                 self.result = self._recorder.publish()
 

@@ -309,6 +309,8 @@ class Lifecycle:
             return
         # Workers first: they were signalled too, and wait only for a while.
         self.loop.stream = None
+        if self.training_step.check is not None:
+            self.training_step.check.say_summary(is_end=False)
         another = self.loop.saved_step != self.state.step
         if pause is not None or self.recorder.has_time_to_save(another=another):
             is_due = self.state.step % self.parts.plan.save_every == 0 or self.is_over

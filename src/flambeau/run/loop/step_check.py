@@ -128,6 +128,8 @@ class StepCheck:
         self.sync: GradientSync | None = None
         self._sharded = None if parts.shards is None else parts.model
         self._why_alone = why_alone
+        self._num_checked = 0  # since this start
+        self._num_differed = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -211,6 +213,8 @@ class StepCheck:
         self._computations += ranks.gather(mine)
         found = verdict(self._computations, world=ranks.world, rotates=self._rotates)
         if found.holds and behind == 0:
+            self._num_checked += 1
+            self._num_differed += bool(found.differences)
             if found.differences:
                 self._say_goes_on(found)
             self._forget()
@@ -222,6 +226,23 @@ class StepCheck:
         self._hand_out()
         self._loop.repeat_next()
         return False
+
+    def say_summary(self, *, is_end: bool) -> None:
+        """How many steps were computed twice; at the end of a run also that there were none."""
+        share = f"verify_steps = '1/{self._every}'"
+        if not self._num_checked:
+            if not is_end:
+                return
+            self._progress.say(
+                f"{share}: no step was computed twice since this start, which ends at step "
+                f"{self._state.step}: it is for steps whose number is a multiple of {self._every}"
+            )
+            return
+        outcome = "each time to the same bits"
+        if self._num_differed:
+            outcome = f"in {self._num_differed} of them the computations differed, as said above"
+        steps = f"{self._num_checked} step{'s' * (self._num_checked > 1)}"
+        self._progress.say(f"{share}: {steps} computed twice since this start, {outcome}")
 
     # ---------------------------------------------------------------- one step
 
@@ -343,7 +364,7 @@ class StepCheck:
         micros = [micro for micro in self._own.micros if part in (0, micro.part)]
         indices = [int(index) for micro in micros for index in micro.indices[micro.local]]
         names = shortened([self._describe(index) for index in indices])
-        return f" (samples {names})" if names else ""
+        return f" ({names})" if names else ""
 
     # ---------------------------------------------------------------- tensors
 
