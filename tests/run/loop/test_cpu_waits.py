@@ -141,6 +141,16 @@ def test_more_threads_than_cpus_are_told_without_a_trial(monkeypatch: pytest.Mon
     assert "with 2 threads in each of 3 processes, and 3 CPUs may be used" in remark
 
 
+def test_threads_that_portable_bits_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS changes nothing then."""
+    stub_machine(monkeypatch, share=0.4, speed=1.0, others=0.0)
+    monkeypatch.setattr(cpu_waits, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(cpu_waits, "fixes_threads", lambda: True)
+    remark = wait_remark(CpuWaits())
+    assert remark is not None and "OMP_NUM_THREADS" not in remark
+    assert "--portable-bits 1 in a new run computes with 1" in remark
+
+
 @pytest.mark.parametrize("speed", [1.0, 6.5])
 def test_steps_that_take_long_are_judged_before_the_second_line(
     speed: float, monkeypatch: pytest.MonkeyPatch, capsys: Any

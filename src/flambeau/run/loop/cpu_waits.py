@@ -12,6 +12,7 @@ import torch
 
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.run.options.portable_bits import fixes_threads
 
 _PROC = Path("/proc")
 _TRIAL_S = 1.0
@@ -145,13 +146,22 @@ def wait_remark(waits: CpuWaits) -> str | None:
         each = f" in each of {processes} processes" if processes > 1 else ""
         return (
             f"{said}: torch computes with {threads} threads{each}, and {cpus} CPU{'s' * (cpus > 1)} may be "
-            f"used; put OMP_NUM_THREADS={fitting} in front of the command (bits are then those of {fitting} "
-            f"thread{'s' * (fitting > 1)})"
+            f"used; {_with_threads(fitting)}"
         )
     faster = speed_of_one_thread()
     if faster >= _FASTER:
         return (
-            f"{said}, and one thread is {faster:.1f} times as fast as {threads} in a trial just now; put "
-            "OMP_NUM_THREADS=1 in front of the command (bits are then those of one thread)"
+            f"{said}, and one thread is {faster:.1f} times as fast as {threads} in a trial just now; "
+            f"{_with_threads(1)}"
         )
     return said if others is None or others >= _BUSY else None
+
+
+def _with_threads(number: int) -> str:
+    """How to compute with so many threads."""
+    if fixes_threads():  # OMP_NUM_THREADS has no effect then
+        return (
+            f"--portable-bits {number} in a new run computes with {number}, and gives its own bits"
+        )
+    those = f"{number} thread{'s' * (number > 1)}"
+    return f"put OMP_NUM_THREADS={number} in front of the command (bits are then those of {those})"

@@ -61,6 +61,11 @@ def hold_for(folder: Path) -> None:
     hold(threads if isinstance(threads, int) else None)
 
 
+def fixes_threads() -> bool:
+    """Whether this process trains with `portable_bits`, which says the number of threads."""
+    return bool(_set_here)
+
+
 def switches_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Those of the switches that are set, with any value."""
     return {name: environment[name] for name in SWITCHES if name in environment}
