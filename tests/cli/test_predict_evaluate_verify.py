@@ -355,7 +355,28 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
         "finished: there is nothing to resume",
     ]
     (run / "model.safetensors").unlink()
-    refused(flambeau("verify", run), "model.safetensors")
+    answer = flambeau("verify", run)
+    assert answer.code == 1
+    assert f"model.safetensors: MISSING (best weights, step {step})" in answer.out.splitlines()
+
+
+def test_settings_that_are_no_longer_those_of_a_run_are_noticed(
+    flambeau: Any, run: Path, images: Path
+) -> None:
+    """What `predict` refuses is not called whole."""
+    config = run / "config.toml"
+    written = config.read_text(encoding="utf-8")
+    for content, said in (
+        (f"{written}colour = 1\n", "config.toml: unknown key 'colour'"),
+        ("", "config.toml says no "),
+    ):
+        config.write_text(content, encoding="utf-8")
+        assert flambeau("predict", run, images).code == 2
+        answer = flambeau("verify", run)
+        assert answer.code == 1
+        assert f"DAMAGED: {said}" in answer.out
+    config.unlink()
+    refused(flambeau("verify", run), "there is no config.toml in it")
 
 
 def test_weights_whose_result_is_missing_are_not_called_whole(flambeau: Any, run: Path) -> None:
@@ -492,6 +513,21 @@ def test_lost_figures_are_noticed(
     answer = flambeau(*command)
     assert answer.code == 0
     assert "run/metrics.jsonl is shorter than at the checkpoint: lines are lost" in answer.err
+
+
+def test_a_resume_takes_no_checkpoint_under_the_name_of_another(
+    flambeau: Any, interrupted: Callable[..., tuple[str | Path, ...]]
+) -> None:
+    command = interrupted("--out run")
+    older, newest = sorted(Path("run/checkpoints").glob("step-*"))[-2:]
+    shutil.rmtree(newest)
+    shutil.copytree(older, newest)
+    wrong = f"manifest.json is of step {int(older.name[5:])}: the folder was renamed or copied"
+    answer = flambeau("verify run")
+    assert (answer.code, f"{newest.name}: DAMAGED: {wrong}" in answer.out) == (1, True)
+    answer = flambeau(*command)
+    assert answer.code == 0
+    assert f"{newest} is damaged: {wrong}; going on from {older.name}" in answer.err
 
 
 def test_verify_uses_the_threads_that_training_would(flambeau: Any, unfinished: Path) -> None:

@@ -244,6 +244,8 @@ def _is_no_data(path: Path) -> bool:
         )
     if not path.exists():
         return False
+    if (path / "checkpoints").is_dir() and (path / "environment.json").is_file():
+        return True
     return path.is_dir() and not (kind_of(path) or class_folders(path) or shards_in(path))
 
 

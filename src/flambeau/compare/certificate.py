@@ -25,6 +25,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     checkpoint_folders,
     verify_checkpoint,
 )
+from flambeau.run.folder.checkpointer import check_name
 from flambeau.run.folder.json_file import json_file, json_table, table
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
@@ -48,6 +49,7 @@ _DATA = (
     "classes", "train_samples", "val_samples", "test_samples", "train_fingerprint", "val_fingerprint",
     "test_fingerprint", "train_content", "val_content", "train_names", "model_file_sha256", "teacher_sha256",
 )  # fmt: skip
+_SHOWN = 40  # characters of a value; a hash has 64
 _POSITION = ("step", "epoch", "position", "order_crc", "rollbacks", "lr_scale")
 
 
@@ -120,16 +122,31 @@ def read_certificate(path: Path) -> dict[str, Any]:
 
 def certificate_differences(certificate: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What the folder and the data are not, of what the certificate says, one line each."""
-    sides = dict(_leaves("", certificate)), dict(_leaves("", now))
+    then, here = dict(_leaves("", certificate)), dict(_leaves("", now))
     texts = []
-    for name in dict.fromkeys([*sides[0], *sides[1]]):
-        if name in sides[0] and name in sides[1] and sides[0][name] == sides[1][name]:
+    one_sided: list[str] = []  # all that such an entry holds is so, too
+    for name in dict.fromkeys([*then, *here]):
+        if name in then and name in here and then[name] == here[name]:
             continue
-        what = "is missing now" if name not in sides[1] else "is not what it was"
-        if name not in sides[0]:
+        if name.startswith(tuple(f"{entry}." for entry in one_sided)):
+            continue
+        if name not in here:
+            what = "is missing now"
+        elif name not in then:
             what = "is not in the certificate"
+        else:
+            what = _other_value(then[name], here[name])
+        if name not in here or name not in then:
+            one_sided.append(name)
         texts.append(f"{name.removeprefix('predicate.')} {what}")
     return texts
+
+
+def _other_value(then: Any, here: Any) -> str:
+    """In words; hashes, long texts and lists are not shown."""
+    if all(len(repr(value)) <= _SHOWN for value in (then, here)):
+        return f"is {here!r}, and {then!r} in the certificate"
+    return "is not what it was"
 
 
 def images_digest(source: Source) -> dict[str, Any]:
@@ -160,8 +177,9 @@ def _content_digest(content: Stored | None) -> bytes:
 def _checkpoint(checkpoint: Path, folder: RunFolder) -> dict[str, Any]:
     try:
         meta = verify_checkpoint(checkpoint)
+        check_name(checkpoint, meta)
     except CheckpointDamaged as error:
-        raise NotWhole(f"{checkpoint.name} is damaged: {error.name} {error.what}") from error
+        raise NotWhole(str(error)) from error
     size = meta.get("metrics_bytes", 0)
     content = b""
     if folder.metrics.is_file():
@@ -169,7 +187,7 @@ def _checkpoint(checkpoint: Path, folder: RunFolder) -> dict[str, Any]:
             content = file.read(size)
     crc32 = meta.get("metrics_crc32")
     if len(content) != size or (crc32 is not None and zlib.crc32(content) != crc32):
-        raise NotWhole(f"{folder.metrics.name} is not what it was at {checkpoint.name}")
+        raise NotWhole(f"{folder.metrics} is not what it was at {checkpoint.name}")
     files = json_file(checkpoint / MANIFEST)["files"]
     return {
         "name": checkpoint.name,
@@ -189,7 +207,7 @@ def _published(folder: RunFolder) -> dict[str, Any] | None:
         return None
     digest = _sha256(folder.weights)
     if result.sha256 not in (None, digest):
-        raise NotWhole(f"{folder.weights.name} is not what the run has written")
+        raise NotWhole(f"{folder.weights} is not what the run has written")
     return {
         "weights": result.weights,
         "step": result.step,
@@ -234,6 +252,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
     elif isinstance(value, list) and all(isinstance(one, dict) and "name" in one for one in value):
         for one in value:
+            yield f"{prefix} {one['name']}", "listed"
             yield from _leaves(f"{prefix} {one['name']}", table(one))
     else:
         yield prefix, value

@@ -15,6 +15,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     checkpoint_folders,
     verify_checkpoint,
 )
+from flambeau.run.folder.checkpointer import check_name
 from flambeau.run.folder.identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.run.folder.json_file import dataset_facts, json_table
 from flambeau.run.folder.metrics_log import crc32_of
@@ -50,17 +51,16 @@ def verify_run(path: Path) -> Verification:
     newest = None
     for checkpoint in checkpoint_folders(folder.checkpoints):
         try:
-            newest = verify_checkpoint(checkpoint)
+            meta = verify_checkpoint(checkpoint)
+            check_name(checkpoint, meta)
+            newest = meta
             lines.append(f"{checkpoint.name}: whole")
         except CheckpointDamaged as error:
             damaged += 1
             lines.append(f"{checkpoint.name}: DAMAGED: {error.name} {error.what}")
     result = published(folder)
     if result is not None:
-        whole = are_whole(folder, result)
-        if whole is None:
-            read_safetensors(folder.weights)
-        said = {None: "readable", True: "whole", False: "DAMAGED, not what the run has left"}[whole]
+        said, whole = _published_weights(folder, result)
         lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
         lost = _lost_metrics(folder, newest or {})
         if not lost and newest is not None and not damaged:
@@ -69,7 +69,7 @@ def verify_run(path: Path) -> Verification:
         lost += _unreadable_soup(folder, result)
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
-        return Verification(lines, good=not damaged and whole is not False and not lost)
+        return Verification(lines, good=not damaged and whole and not lost)
     if folder.weights.exists():
         lines.append(
             "model.safetensors: not verified, as result.json is missing, which says of which step it is; the "
@@ -92,16 +92,28 @@ def verify_run(path: Path) -> Verification:
     return Verification(lines, good=not damaged and not why)
 
 
+def _published_weights(folder: RunFolder, result: Result) -> tuple[str, bool]:
+    """What the published weights are, and whether that is well."""
+    if not folder.weights.exists():
+        return "MISSING", False
+    whole = are_whole(folder, result)
+    if whole is None:
+        read_safetensors(folder.weights)
+        return "readable", True
+    return ("whole" if whole else "DAMAGED, not what the run has left"), whole
+
+
 def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] | None) -> list[str]:
     """Why a resume would not give the bits of an uninterrupted run."""
     if newest is None:
         return ["there is no whole checkpoint"]
     reasons = _lost_metrics(folder, newest)
-    if "model" not in stored:  # a run of a user's loop: its data are unknown
+    if "model" not in stored and not folder.dataset.exists():
+        # A run of a user's loop: its data are unknown.
         then = newest["exactness"]
         return reasons + changes(then, {**then, "torch": torch.__version__})
-    settings = from_stored(stored, folder.config)
     try:
+        settings = from_stored(stored, folder.config)
         _check_data(settings, DataFacts.read(folder.dataset))
         use_threads(settings.portable_bits)
         now = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
@@ -130,10 +142,14 @@ def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
 
 
 def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:
-    """Why dataset.json, which predictions need, cannot be read; a script's run has none."""
+    """Why config.toml and dataset.json are not what predictions need; a script's run has no dataset.json."""
+    if "model" not in stored and not folder.dataset.exists():
+        return []
     try:
-        if "model" in stored:
-            dataset_facts(folder.dataset)
+        from_stored(stored, folder.config)
+        dataset_facts(folder.dataset)
+    except InputError as error:
+        return [str(error).removeprefix(f"{folder.path}/").replace("\n", ": ")]
     except ValueError as error:
         return [f"{folder.dataset.name} cannot be read: {error}"]
     return []

@@ -24,6 +24,7 @@ from flambeau.errors import InputError, disk_remedy
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
+    MANIFEST,
     Checkpoint,
     CheckpointDamaged,
     Disk,
@@ -314,7 +315,16 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
         raise InputError(f"no checkpoint can hold the state of this run: {what}") from error
 
 
+def check_name(folder: Path, meta: Mapping[str, Any]) -> None:
+    """CheckpointDamaged: the checkpoint in the folder `step-N` is of another step, so it was put there."""
+    named = re.fullmatch(r"step-([0-9]+)", folder.name)
+    step = meta.get("step")
+    if named is not None and type(step) is int and step != int(named[1]):
+        raise CheckpointDamaged(folder, MANIFEST, f"is of step {step}: the folder was renamed or copied")
+
+
 def restored(checkpoint: Checkpoint) -> Restored:
+    check_name(checkpoint.folder, checkpoint.meta)
     with reading(checkpoint):
         files = unsharded(checkpoint.files)
         ema = files.get("ema.safetensors")

@@ -17,6 +17,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     remove_leftovers,
     write_file,
 )
+from flambeau.run.folder.checkpointer import check_name
 from flambeau.run.folder.json_file import json_file
 from flambeau.run.folder.metrics_log import json_numbers
 from flambeau.run.folder.report_file import write_run_report
@@ -138,7 +139,9 @@ def publish(
     """
     for result in results:
         try:
-            files = unsharded(read_checkpoint(folder.checkpoints / name_of(result.step)).files)
+            checkpoint = read_checkpoint(folder.checkpoints / name_of(result.step))
+            check_name(checkpoint.folder, checkpoint.meta)
+            files = unsharded(checkpoint.files)
         except CheckpointDamaged as error:
             say(f"the {result.weights} weights cannot be published: {error}")
             continue

@@ -44,6 +44,7 @@ from flambeau.run.folder.checkpointer import (
     Checkpointer,
     Restored,
     Snapshot,
+    check_name,
     reading,
     restored,
     state_bytes,
@@ -250,6 +251,7 @@ def restore_pieces(
     checkpoint = read_checkpoint(folder, only=lambda name: name in (INDEX, STATE), disk=disk)
     if INDEX not in checkpoint.files:
         return _cut(restored(read_checkpoint(folder, disk=disk)), layout)
+    check_name(folder, checkpoint.meta)
     saved = read_index(checkpoint.files[INDEX], folder)
     tensors, wanted = {}, {}
     for name, entry in saved.items():
