@@ -137,6 +137,69 @@ def test_published_weights_of_another_step(flambeau: Any, run: Path) -> None:
     assert flambeau("certify run --out a.json").code == 2
 
 
+def test_published_weights_that_nothing_shows(flambeau: Any, run: Path) -> None:
+    """They are what a user takes: equal intervals of other checkpoints say nothing of them."""
+    result = run / "result.json"
+    written = result.read_bytes()
+    shutil.rmtree(run / "checkpoints" / f"step-{json.loads(written)['step']:08d}")
+    answer = flambeau("verify run --replay 1")
+    assert answer.code == 1
+    assert "NOT shown: where the weights of model.safetensors are from" in answer.out
+    result.unlink()
+    answer = flambeau("verify run --replay 1")
+    assert answer.code == 1
+    assert "where model.safetensors is from (result.json is missing)" in answer.out
+
+
+def test_a_checkpoint_under_the_name_of_another(flambeau: Any, run: Path) -> None:
+    assert flambeau("certify run --out a.json").code == 0
+    there, other = (run / "checkpoints" / f"step-{step:08d}" for step in (4, 2))
+    shutil.rmtree(there)
+    shutil.copytree(other, there)
+    wrong = "manifest.json is of step 2: the folder was renamed"
+    for words in ("verify run", "verify run --replay 1", "verify run --certificate a.json"):
+        answer = flambeau(words)
+        assert answer.code == 1
+        assert wrong in answer.out
+    assert wrong in flambeau("certify run --out b.json").err
+
+
+def test_differences_of_a_certificate_are_few_lines_with_values(flambeau: Any, run: Path) -> None:
+    assert flambeau("certify run --out a.json").code == 0
+    shutil.rmtree(run / "checkpoints" / "step-00000004")
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("label_smoothing = 0.1", "label_smoothing = 0.2"))
+    lines = flambeau("verify run --certificate a.json").out.splitlines()
+    prefix = "NOT what the certificate says: "
+    told = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    assert told[0] == "checkpoints step-00000004 is missing now"
+    assert "settings.label_smoothing is 0.2, and 0.1 in the certificate" in told
+    assert [line for line in told if "step-00000004" in line][1:] == [
+        f"subject checkpoints/step-00000004/{name} is missing now"
+        for name in ("manifest.json", "model.safetensors", "training_state.pt")
+    ]
+
+
+def test_as_many_images_with_another_name(flambeau: Any, run: Path, trained: Path) -> None:
+    shutil.copytree(trained / "images", "copy")
+    path = next(Path("copy").rglob("*.png"))
+    path.rename(path.with_name("zz.png"))
+    answer = flambeau("verify run --replay 1 --data copy")
+    assert answer.code == 1
+    assert "images as then, with other names, sizes or labels)" in answer.out
+
+
+def test_data_that_are_elsewhere(flambeau: Any, run: Path, trained: Path) -> None:
+    config = run / "config.toml"
+    there = f"{trained / 'images'}"
+    config.write_text(config.read_text().replace(there, f"{there}-of-another-machine"))
+    for words in ("verify run --replay 1", "certify run --out a.json"):
+        answer = flambeau(words)
+        assert answer.code == 2
+        assert "images-of-another-machine, from where the run has read its images" in answer.err
+        assert "with --data" in answer.err
+
+
 def test_a_run_of_a_script_has_hashes_only(flambeau: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     model = nn.Linear(2, 2)

@@ -28,6 +28,7 @@ from flambeau.compare.recorded_facts import RecordedFacts, read_facts
 from flambeau.compare.replayed_run import settings_of
 from flambeau.compare.saved_states import checkpoint_of, read_state, steps_of
 from flambeau.data.sources.data_names import is_named
+from flambeau.data.sources.path_format import shards_of
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
@@ -124,9 +125,27 @@ def _replay_settings(folder: RunFolder, data: str | None) -> ResolvedSettings:
     """The settings of a run, without those that change no number, perhaps with its data elsewhere."""
     settings = dataclasses.replace(settings_of(folder), track="none", mirror=None, verify_steps="0")
     if data is None:
+        _require_there(settings)
         return settings
     elsewhere = is_named(data) or is_address(data)
     return dataclasses.replace(settings, data=data if elsewhere else str(Path(data).resolve()))
+
+
+def _require_there(settings: ResolvedSettings) -> None:
+    """InputError: the images of the run lie on another machine, or were moved."""
+    there = settings.data
+    if (
+        there is None
+        or is_named(there)
+        or is_address(there)
+        or "data" in named_code(vars(settings))
+    ):
+        return
+    if not (Path(there).exists() or shards_of(Path(there))):
+        raise InputError(
+            f"{there}, from where the run has read its images, does not exist here: give your own copy of "
+            "them with --data"
+        )
 
 
 def _check_certificate(path: Path, options: AuditOptions, certificate: Path, result: Audit) -> None:
@@ -140,7 +159,7 @@ def _check_certificate(path: Path, options: AuditOptions, certificate: Path, res
     for text in different[:_MAX]:
         result.fail(f"NOT what the certificate says: {text}")
     if len(different) > _MAX:
-        result.lines.append(f"... and {len(different) - _MAX} more differences (see the files)")
+        result.lines.append(f"... and {len(different) - _MAX} more differences")
     if not different:
         kept = len(now["predicate"]["checkpoints"])
         images = ", and the bytes of every image" if now["predicate"]["data"]["images"] else ""
@@ -154,11 +173,16 @@ def _check_published(folder: RunFolder, result: Audit) -> None:
     """Compare model.safetensors and the figures in result.json with the checkpoint of their step."""
     outcome = published(folder)
     if outcome is None:
+        if folder.weights.exists():
+            result.fail(f"NOT shown: where {folder.weights.name} is from (result.json is missing)")
         return
     if outcome.weights == "soup" or outcome.step not in steps_of(folder.path):
-        result.lines.append(
-            f"not shown: where model.safetensors is from (the checkpoint of step {outcome.step} is not kept)"
+        why = (
+            "they are an average of several runs"
+            if outcome.weights == "soup"
+            else f"the checkpoint of step {outcome.step} is not kept"
         )
+        result.fail(f"NOT shown: where the weights of {folder.weights.name} are from ({why})")
         return
     checkpoint = checkpoint_of(folder.path, outcome.step)
     files = unsharded(read_checkpoint(checkpoint).files)

@@ -382,6 +382,8 @@ def check_unchanged(
         is_same = source.fingerprint == fingerprint
         if not is_same or (moved and content not in (None, content_sample(source))):
             images = f"({samples} images then, {len(source)} now)"
+            if samples == len(source):
+                images = f"({samples} images as then, with other names, sizes or labels)"
             if is_same:
                 images = "(of the same names and sizes, and of another content)"
             raise DataChanged(
