@@ -112,8 +112,8 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         # A run of a user's loop: its data are unknown.
         then = newest["exactness"]
         return reasons + changes(then, {**then, "torch": torch.__version__})
+    settings = from_stored(stored, folder.config)
     try:
-        settings = from_stored(stored, folder.config)
         _check_data(settings, DataFacts.read(folder.dataset))
         use_threads(settings.portable_bits)
         now = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
@@ -142,14 +142,15 @@ def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
 
 
 def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:
-    """Why config.toml and dataset.json are not what predictions need; a script's run has no dataset.json."""
+    """Why dataset.json, which predictions need, cannot be read; a script's run has none.
+
+    InputError: config.toml has not the settings of a run.
+    """
     if "model" not in stored and not folder.dataset.exists():
         return []
+    from_stored(stored, folder.config)
     try:
-        from_stored(stored, folder.config)
         dataset_facts(folder.dataset)
-    except InputError as error:
-        return [str(error).removeprefix(f"{folder.path}/").replace("\n", ": ")]
     except ValueError as error:
         return [f"{folder.dataset.name} cannot be read: {error}"]
     return []

@@ -320,7 +320,9 @@ def check_name(folder: Path, meta: Mapping[str, Any]) -> None:
     named = re.fullmatch(r"step-([0-9]+)", folder.name)
     step = meta.get("step")
     if named is not None and type(step) is int and step != int(named[1]):
-        raise CheckpointDamaged(folder, MANIFEST, f"is of step {step}: the folder was renamed or copied")
+        raise CheckpointDamaged(
+            folder, MANIFEST, f"is of step {step}: the folder was renamed or copied"
+        )
 
 
 def restored(checkpoint: Checkpoint) -> Restored:
