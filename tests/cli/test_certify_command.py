@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flambeau import Run
+from flambeau.compare import interval_replay
 from flambeau.compare.audit import chance_to_see
 from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, save_checkpoint
 from shared_fixtures import write_images
@@ -113,6 +115,27 @@ def test_an_edited_setting_and_an_edited_image_are_seen(
     assert "NOT what the certificate says: settings.label_smoothing" in answer.out
     assert "DIFFERS" in answer.out
     assert "the run is NOT what its data, settings and seed give" in answer.out
+
+
+def test_ctrl_c_ends_a_replay_as_any_command(
+    flambeau: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 75 would say that something was saved, and that the same command goes on from there."""
+    trained: list[int] = []
+
+    def interrupted(training: Any) -> None:
+        trained.append(1)
+        signal.raise_signal(signal.SIGINT)
+        real(training)
+
+    real = interval_replay.fit
+    monkeypatch.setattr(interval_replay, "fit", interrupted)
+    before = content_of(run)
+    answer = flambeau("verify run --replay 2")
+    assert (answer.code, trained) == (130, [1])
+    assert "a checkpoint" not in answer.err
+    assert content_of(run) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_another_machine_is_said_before_anything_is_trained(flambeau: Any, run: Path) -> None:

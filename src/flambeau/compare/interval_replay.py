@@ -28,6 +28,7 @@ from flambeau.compare.saved_states import (
     steps_of,
 )
 from flambeau.errors import InputError
+from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import MANIFEST, CheckpointDamaged, write_file
 from flambeau.run.folder.checkpointer import Restored
@@ -223,6 +224,7 @@ def _train(prepared: Prepared, folder: Path, interval: Interval, recorded: Resto
     with _threads_of(recorded):
         training = set_up(prepared, folder=folder, bar=False, micro_batch=micro_batch)
     training.run.progress.silent = True
+    FLAG.restore(training.run.folder)  # Ctrl-C ends a replay at once: nothing of it is kept
     with _ended_after(training, interval.end), contextlib.suppress(_Reached):
         fit(training)
 
