@@ -117,6 +117,32 @@ def test_an_edited_setting_and_an_edited_image_are_seen(
     assert "the run is NOT what its data, settings and seed give" in answer.out
 
 
+def test_a_run_in_parts_is_trained_again(
+    flambeau: Any, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one process, whatever the number that has trained it."""
+    monkeypatch.chdir(tmp_path)
+    words = WORDS.replace("8st", "6st")
+    assert flambeau("train", trained / "images", "--out one --parts 2", words).code == 0
+    answer = flambeau("verify one --replay 9")
+    assert answer.code == 0, answer
+    assert "shown: 3 of 3 intervals" in answer.out
+
+
+def test_an_interval_that_cannot_be_trained_is_no_forgery(
+    flambeau: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(training: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(interval_replay, "fit", fails)
+    answer = flambeau("verify run --replay 1 --seed 1")
+    assert answer.code == 1
+    assert "could not be trained again: no memory" in answer.out
+    assert "NOT shown: steps 2 to 4 (1 of 4 intervals" in answer.out
+    assert "NOT what" not in answer.out
+
+
 def test_ctrl_c_ends_a_replay_as_any_command(
     flambeau: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,7 +259,8 @@ def _say_result(result: Audit, seed: int) -> None:
     """What was shown, and with what confidence a forgery would have been seen."""
     total = result.intervals
     replayed = len(result.outcomes)
-    wrong = [one.interval for one in result.outcomes if not one.is_equal]
+    wrong = [one.interval for one in result.outcomes if one.differences]
+    lost = [one.interval for one in result.outcomes if one.why_not and not one.differences]
     chosen = f"{replayed} of {total} intervals, chosen with --seed {seed}"
     if wrong:
         named = ", ".join(map(str, wrong))
@@ -268,6 +269,10 @@ def _say_result(result: Audit, seed: int) -> None:
             "either end, the data, the settings or the figures are others than those of the training, or "
             "the machine that trained computed something wrong"
         )
+        return
+    if lost:
+        named = ", ".join(map(str, lost))
+        result.lines.append(f"NOT shown: {named} ({chosen}), which could not be trained again here")
         return
     result.lines.append(
         f"shown: {chosen}, give the same weights, averages, optimizer, generators, order of samples and "

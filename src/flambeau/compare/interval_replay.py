@@ -220,7 +220,9 @@ def _lay_out(
 
 def _train(prepared: Prepared, folder: Path, interval: Interval, recorded: Restored) -> None:
     """Let the training go on in the folder until the interval's last checkpoint is written."""
-    micro_batch = whole_number(recorded.meta.get("micro_batch"))
+    # Of a run in parts the settings decide.
+    in_parts = prepared.settings.parts is not None
+    micro_batch = None if in_parts else whole_number(recorded.meta.get("micro_batch"))
     with _threads_of(recorded):
         training = set_up(prepared, folder=folder, bar=False, micro_batch=micro_batch)
     training.run.progress.silent = True
