@@ -358,6 +358,7 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
     answer = flambeau("verify", run)
     assert answer.code == 1
     assert f"model.safetensors: MISSING (best weights, step {step})" in answer.out.splitlines()
+    assert "remove result.json and start the command of the run again" in answer.out
 
 
 def test_settings_that_are_no_longer_those_of_a_run_are_noticed(

@@ -62,6 +62,11 @@ def verify_run(path: Path) -> Verification:
     if result is not None:
         said, whole = _published_weights(folder, result)
         lines.append(f"model.safetensors: {said} ({result.weights} weights, step {result.step})")
+        if not whole and not damaged and result.weights != "soup":
+            lines.append(
+                "remove result.json and start the command of the run again: it writes model.safetensors from "
+                "its checkpoint"
+            )
         lost = _lost_metrics(folder, newest or {})
         if not lost and newest is not None and not damaged:
             lost = _added_metrics(folder, newest)
