@@ -124,11 +124,11 @@ def certificate_differences(certificate: Mapping[str, Any], now: Mapping[str, An
     """What the folder and the data are not, of what the certificate says, one line each."""
     then, here = dict(_leaves("", certificate)), dict(_leaves("", now))
     texts = []
-    one_sided: list[str] = []  # all that such an entry holds is so, too
+    one_sided = ""  # an entry that is on one side alone; what it holds comes next, and is so, too
     for name in dict.fromkeys([*then, *here]):
         if name in then and name in here and then[name] == here[name]:
             continue
-        if name.startswith(tuple(f"{entry}." for entry in one_sided)):
+        if one_sided and name.startswith(f"{one_sided}."):
             continue
         if name not in here:
             what = "is missing now"
@@ -137,7 +137,7 @@ def certificate_differences(certificate: Mapping[str, Any], now: Mapping[str, An
         else:
             what = _other_value(then[name], here[name])
         if name not in here or name not in then:
-            one_sided.append(name)
+            one_sided = name
         texts.append(f"{name.removeprefix('predicate.')} {what}")
     return texts
 
