@@ -64,7 +64,7 @@ OTHER_SETTINGS = (
 )  # fmt: skip
 HONEST = (
     "", "--ema 0.3", "--mixup 0.2 --augment trivialaugment", "--accumulate 2", "--optimizer adamw --lr 0.001",
-    "--precision bf16", "--early-stop 1 --random-erasing 0.25", "--workers 1 --log-every 3",
+    "--precision bf16", "--early-stop 1 --random-erasing 0.25", "--workers 1 --log-every 3", "--parts 2",
 )  # fmt: skip
 
 
@@ -154,6 +154,13 @@ def edit_published(run: Path, source: Path) -> None:
     (run / "result.json").write_text(json.dumps(result))
 
 
+def remove_published_checkpoint(run: Path, source: Path) -> None:
+    """Other weights, and nothing left that they could be compared with."""
+    edit_published(run, source)
+    step = json.loads((run / "result.json").read_text())["step"]
+    shutil.rmtree(run / "checkpoints" / f"step-{step:08}")
+
+
 # ---------------------------------------------------------------- forgeries
 
 
@@ -200,10 +207,20 @@ def forgeries(root: Path, *, few: bool) -> Iterator[Forgery]:
             shutil.copytree(other / place, run / place)
 
         yield of("checkpoint of another run", str(step), swap, step)
+
+        def rename(run: Path, place: str = place) -> None:
+            shutil.rmtree(run / place)
+            shutil.copytree(honest / "checkpoints/step-00000000", run / place)
+
+        yield of("checkpoint of another step", str(step), rename, step)
     for line in (6,) if few else (0, 1, 3, 4, 6, 7, 9, 11, 13):
         yield of("edited figure", str(line), lambda run, n=line: edit_figure(run, n))
     for source in ("model.safetensors", "checkpoints/step-00000002/model.safetensors"):
         yield of("published weights", source, lambda run, s=source: edit_published(run, other / s))
+        yield of(
+            "published weights", f"{source}, their checkpoint removed",
+            lambda run, s=source: remove_published_checkpoint(run, other / s),
+        )  # fmt: skip
     for flags in ("--lr 0.0501", "--seed 4") if few else OTHER_SETTINGS:
         kind = "order of batches" if "seed" in flags or "balance" in flags else "other settings"
         yield claim(kind, flags, flags)
