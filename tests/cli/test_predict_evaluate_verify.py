@@ -344,7 +344,7 @@ def test_bad_images_in_an_evaluation(workers: int, flambeau: Any, run: Path, ima
 # ---------------------------------------------------------------- verification
 
 
-def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
+def test_a_finished_run_is_whole(flambeau: Any, run: Path, images: Path) -> None:
     code, out, err = flambeau("verify", run)
     assert (code, err) == (0, "")
     step = json.loads((run / "result.json").read_text(encoding="utf-8"))["step"]
@@ -359,6 +359,9 @@ def test_a_finished_run_is_whole(flambeau: Any, run: Path) -> None:
     assert answer.code == 1
     assert f"model.safetensors: MISSING (best weights, step {step})" in answer.out.splitlines()
     assert "remove result.json and start the command of the run again" in answer.out
+    answer = flambeau("train", images, "--out run", SHORT)
+    assert answer.code == 0
+    assert "weights: model.safetensors is MISSING, see `verify` below" in answer.out
 
 
 def test_settings_that_are_no_longer_those_of_a_run_are_noticed(

@@ -286,7 +286,9 @@ def _report(
         print_text(f"--weights {quoted} --out NEW begins another one from its weights")
     else:
         print_text(f"finished: {figures} ({which} weights, step {result.step})")
-    print_text(f"run folder: {shown}    weights: {run_folder.weights}")
+    weights = run_folder.weights
+    where = weights if weights.exists() else f"{weights.name} is MISSING, see `verify` below"
+    print_text(f"run folder: {shown}    weights: {where}")
     print_text(f"next: flambeau predict {quoted} IMAGE...")
     data = "DATA" if "data" in config else shlex.quote(str(embedded))
     print_text(f"      flambeau evaluate {quoted} {data}")
