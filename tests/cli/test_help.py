@@ -12,7 +12,7 @@ import pytest
 
 import flambeau as package
 from flambeau.cli.command import VERBS, check, main
-from flambeau.cli.flags_from_settings import COMMAND_FLAGS
+from flambeau.cli.flags_from_settings import COMMAND_FLAGS, METAVARS
 from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.run.options.option import GROUPS, plain_text
 from flambeau.trainer.settings.settings import FIELDS
@@ -90,6 +90,13 @@ def test_every_setting_has_its_flag_and_its_text(
         if field.default not in (None, False, True, 0):
             assert f"(default: {field.default})" in text, name
     assert "%%" not in text
+
+
+def test_a_value_that_is_no_name_is_not_called_one(flambeau: Any) -> None:
+    assert METAVARS.keys() <= FIELDS.keys()
+    shown = flambeau("train --help").out
+    for flag in ("--verify-steps 1/N", "--extend LENGTH", "--cache-size SIZE", "--model NAME"):
+        assert f"  {flag} " in shown
 
 
 def test_what_matters_comes_first(flambeau: Any) -> None:

@@ -292,9 +292,16 @@ def flag_of(name: str) -> str:
     return "DATA" if name == "data" else "--" + name.replace("_", "-")
 
 
+# What stands for the value of a flag in the help, where its type does not say it: a setting, its word.
+METAVARS = {
+    "batch_size": "N|auto[:N]", "duration": "LENGTH", "warmup": "LENGTH", "checkpoint_every": "LENGTH",
+    "extend": "LENGTH", "milestones": "LENGTHS", "stop_within": "TIME", "verify_steps": "1/N",
+    "weights": "FILE|RUN", "class_weights": "auto|FILE", "cache": "DIR", "cache_size": "SIZE",
+    "mirror": "ADDRESS", "target": "COLUMNS", "fold": "K/N", "test": "SHARE|DATA",
+    "label_separator": "TEXT", "recompute": "PATTERNS", "freeze": "PATTERNS", "betas": "B1,B2",
+    "device": "DEVICE", "track": "NAMES",
+}  # fmt: skip
+
+
 def _metavar(name: str, kinds: tuple[type, ...]) -> str:
-    if name in ("duration", "warmup", "checkpoint_every"):
-        return "LENGTH"
-    if name == "batch_size":
-        return "N|auto[:N]"
-    return {int: "N", float: "X", str: "NAME"}[kinds[0]]
+    return METAVARS.get(name) or {int: "N", float: "X", str: "NAME"}[kinds[0]]
