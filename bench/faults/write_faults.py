@@ -72,14 +72,14 @@ if sys.argv[0] == "flambeau":
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 CACHES = re.compile(
-    r"home/\.(cache|config)/(matplotlib|Microsoft|flambeau-lint)|tmp/(\.ses|tmp\w+wandb)"
+    r"home/\.(cache|config)($|/(matplotlib|Microsoft|flambeau-lint))|tmp/(\.ses|tmp\w+wandb)"
 )
 """Caches, and what other packages write as they like."""
 STATE = re.compile(r"home/\.local/state/")
 """What says that code was made here: without it a later command asks for --trust."""
 OLDER = re.compile(r".*checkpoints/step-\d{8}/[^.]")
 """A whole checkpoint: an older one is not removed twice if its removal did not begin."""
-HIDDEN = re.compile(r".*\.(\w{8}|\w{16})\.tmp")
+HIDDEN = re.compile(r".*[.-](\w{8}|\w{16})\.tmp")
 TRAIN = (
     f"flambeau train images --model {JOB}:net --duration 4st --checkpoint-every 2st --batch-size 8 "
     "--image-size 16 --log-every 1 --ema 0.9 --device cpu --precision fp32 --keep 2"
@@ -262,6 +262,7 @@ class Reference:
     after: dict[str, bytes]
     changing: set[str]
     calls: list[Call]
+    code: int
 
 
 def reference(job: Job, inputs: Path, folder: Path, place: Path) -> Reference:
@@ -283,8 +284,11 @@ def reference(job: Job, inputs: Path, folder: Path, place: Path) -> Reference:
     assert found[0].keys() == found[1].keys(), found[0].keys() ^ found[1].keys()
     changing = {name for name, content in found[0].items() if found[1][name] != content}
     # Its times have more or fewer digits now and then; of `run` it is compared as objects.
-    changing |= {name for name in found[0] if name.endswith("training_state.pt")}
-    return Reference(job, folder, tree(folder / "before"), found[0], changing, started.calls)
+    changing |= {
+        name for name in found[0] if name.endswith("training_state.pt") or "/logs/" in name
+    }
+    before = tree(folder / "before")
+    return Reference(job, folder, before, found[0], changing, started.calls, started.code)
 
 
 def unlike(of: Reference, now: dict[str, bytes], folder: Path) -> list[str]:
@@ -340,7 +344,7 @@ def told(of: Reference, fault: Fault, started: Started) -> list[str]:
     answer = answer_of(fault)
     lines = [line for line in started.said.splitlines() if answer.lower() in line.lower()]
     names = {part for call in started.hit for part in Path(call.path).parts or ("case", ".")}
-    names |= {re.sub(r"(\.\*)?\.tmp$", "", name.lstrip(".")) for name in names}
+    names |= {re.sub(r"(\.(flambeau-lint-)?\*)?\.tmp$", "", name.lstrip(".")) for name in names}
     names |= {word for word in shlex.split(of.job.words)[2:] if word not in of.before}
     if not any(name in line for line in lines for name in names):
         found.append(f"not named: {lines[-1:] or started.said.splitlines()[-1:]}")
@@ -350,6 +354,12 @@ def told(of: Reference, fault: Fault, started: Started) -> list[str]:
 def answer_of(fault: Fault) -> str:
     """What the disk says, in words."""
     return os.strerror(getattr(errno, fault.kind))
+
+
+def is_told(fault: Fault, met: Started, folder: Path) -> bool:
+    """Whether what the disk says is in the output, or in that of a sweep's trial."""
+    logs = [path.read_text(errors="replace") for path in folder.glob("*/logs/*.txt")]
+    return any(answer_of(fault).lower() in text.lower() for text in (met.said, *logs))
 
 
 def judge(of: Reference, fault: Fault, folder: Path) -> tuple[str, list[str], str]:
@@ -364,14 +374,14 @@ def judge(of: Reference, fault: Fault, folder: Path) -> tuple[str, list[str], st
     bad = lost(of, now)
     bad += ["it hung"] if met.hung else []
     bad += ["processes were left"] if met.left else []
-    if met.code == 0:
+    if met.code == of.code:
         # A disk on which nothing can be removed leaves what a later day removes.
         different = [
             text for text in unlike(of, now, folder) if not text.endswith((".tmp", ".tmp/"))
         ]
         if not different:
             return "the same end", bad, last
-        if fault.kind in OF_WRITES or answer_of(fault) not in met.said:
+        if fault.kind in OF_WRITES or not is_told(fault, met, folder):
             bad += [f"silently {text}" for text in different]
         return "went on, and told", bad, last
     if met.code == KILLED:
@@ -395,6 +405,8 @@ def again(of: Reference, folder: Path) -> list[str]:
     for flag in ("--force", "--fresh"):
         if second.code == 2 and flag in second.said and flag not in words:
             second = start(f"{words} {flag}", folder)
+    if second.code == 2 and not unlike(of, tree(folder), folder):
+        return []  # all was there before the error, and nothing is replaced
     if second.code not in (0, 1):
         lines = [line for line in second.said.splitlines() if line.strip()]
         return [f"again: exit code {second.code}: {lines[-1:]}"]

@@ -1,7 +1,9 @@
 """`flambeau sweep`, as its user calls it."""
 
 import csv
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -138,6 +140,23 @@ def test_trials_at_once_have_a_gpu_each(
     alone = flambeau("sweep", "--set lr=0.5 --procs 1 --out one", behind)
     assert alone.code == 0, alone.err
     assert Path("0.5").read_text() == "4,7"
+
+
+def test_a_disk_error_in_the_log_of_optuna_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna's own locks said "did not possess lock", as a traceback."""
+    pytest.importorskip("optuna")
+    from flambeau.experiments.optuna_log import write_optuna_log
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    for name in ("rename", "fsync"):
+        monkeypatch.setattr(os, name, fails)
+    with pytest.raises(OSError, match="Stale") as refusal:
+        write_optuna_log(tmp_path / "optuna.log", {}, [], mode="max")
+    assert refusal.value.filename == str(tmp_path / "optuna.log")
 
 
 def test_optuna_reads_the_log(flambeau: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

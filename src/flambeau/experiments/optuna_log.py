@@ -5,12 +5,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from flambeau.errors import naming
 from flambeau.experiments.proposals import Known, distribution, engine, frozen
 from flambeau.experiments.space import Space
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 STUDY = "sweep"
 """Name of the study in the file."""
+
+
+class _NoLock:
+    """Of a file that this process alone knows.
+
+    Optuna's locks need a disk with links, or say of a disk error that the lock is somebody else's.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing was taken."""
 
 
 def write_optuna_log(
@@ -22,12 +36,11 @@ def write_optuna_log(
     made = path.with_name(f".{path.name}.new")
     made.unlink(missing_ok=True)
     distributions = {name: distribution(dimension) for name, dimension in space.items()}
-    lock = storages.journal.JournalFileOpenLock(str(made))  # Optuna's own needs a disk with links
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), naming(path):
         warnings.simplefilter("ignore")
         study = optuna.create_study(
             storage=storages.JournalStorage(
-                storages.journal.JournalFileBackend(str(made), lock_obj=lock)
+                storages.journal.JournalFileBackend(str(made), lock_obj=_NoLock())
             ),
             study_name=STUDY,
             direction="maximize" if mode == "max" else "minimize",

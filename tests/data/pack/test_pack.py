@@ -970,3 +970,23 @@ def test_names_with_dots_keep_their_classes_apart(tmp_path: Path, small: Path) -
     (tmp_path / "b.v1.classes.txt").unlink()
     (tmp_path / "b.classes.txt").write_text("one\ntwo\nthree\n")
     assert open_sources(tmp_path / "b.v1.rec")[0].classes == ("one", "two", "three")
+
+
+def test_a_working_folder_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    folder = tmp_path / ".a.rec.packing"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", fails)
+        with output_files.locked_folder(folder, tmp_path / "a.rec", plan="plan"):
+            pass
+    assert (
+        f"{folder} is empty, and cannot be removed: input/output error" in capsys.readouterr().err
+    )
+    with output_files.locked_folder(folder, tmp_path / "a.rec", plan="plan"):
+        pass
+    assert not folder.exists()
+    assert capsys.readouterr().err == ""

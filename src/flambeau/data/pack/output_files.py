@@ -17,6 +17,7 @@ from flambeau.data.sources.class_names_file import class_names_path
 from flambeau.data.sources.escaped_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.errors import DISK_ERRNOS, InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+from flambeau.terminal import say
 
 MANIFEST = ".pack.json"  # appended to the name of DST
 _STAGING = ".packing"
@@ -274,8 +275,13 @@ def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # another process has begun there
+    try:
         folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # or another process has begun there
+            say(
+                f"{folder} is empty, and cannot be removed: {(error.strerror or str(error)).lower()}"
+            )
 
 
 @contextlib.contextmanager
