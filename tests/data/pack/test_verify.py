@@ -1,7 +1,9 @@
 """`flambeau verify FILE`: damage is found where it was put, nothing crashes, and the rest is saved."""
 
+import errno
 import io
 import json
+import os
 import random
 import struct
 import tarfile
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.data.pack import output_files
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
 from flambeau.data.pack.scan import RECOVERY
@@ -183,6 +186,21 @@ def test_rec_goes_on_behind_a_damaged_header(small: Path, tmp_path: Path) -> Non
     assert [line[:2] for line in report.damaged] == [("record 3 (key 3)", start)]
     assert f"the next record begins at byte {after}" in report.damaged[0].what
     assert RecordReader(tmp_path / "saved.rec").keys == (0, 1, 2, *range(4, NUM_IMAGES))
+
+
+def test_records_are_saved_although_the_working_folder_stays(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(folder))
+
+    path, kind = packed(small, tmp_path, "rec")
+    flip(path, offsets(path)[3])
+    monkeypatch.setattr(output_files.shutil, "rmtree", fails)
+    assert verify(path, kind, salvage=tmp_path / "saved.rec").saved
+    said = f"{tmp_path}/.saved.rec.salvaging cannot be removed: disk quota exceeded"
+    assert said in capsys.readouterr().err
+    assert len(RecordReader(tmp_path / "saved.rec")) == NUM_IMAGES - 1
 
 
 def test_rec_with_a_length_that_swallows_others(small: Path, tmp_path: Path) -> None:

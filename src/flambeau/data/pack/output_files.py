@@ -284,6 +284,14 @@ def _remove_if_empty(folder: Path) -> None:
             )
 
 
+def remove_or_say(folder: Path) -> None:
+    """Remove a working folder; all is done, so a disk that cannot is no error."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        say(f"{folder} cannot be removed: {(error.strerror or str(error)).lower()}")
+
+
 @contextlib.contextmanager
 def name_disk_errors(dst: Path, folder: Path) -> Iterator[None]:
     """Turn disk errors, also of libraries, into an OSError that names `dst`, not a hidden file."""

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from flambeau.data.pack.encode_images import Layout, no_color
-from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest, sync_below
+from flambeau.data.pack.output_files import (
+    MANIFEST,
+    name_disk_errors,
+    read_manifest,
+    remove_or_say,
+    sync_below,
+)
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import ScannedRecord, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
@@ -368,7 +374,7 @@ def _save(good: Iterator[ScannedRecord], path: Path, kind: str, dst: Path) -> bo
             Disk().sync_folder(dst.parent)
             return True
         finally:
-            shutil.rmtree(folder)
+            remove_or_say(folder)
 
 
 def _save_raw(path: Path, records: Iterator[ScannedRecord], kind: str, target: Path) -> None:
