@@ -72,9 +72,9 @@ if sys.argv[0] == "flambeau":
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 CACHES = re.compile(
-    r"home/\.(cache|config)($|/(matplotlib|Microsoft|flambeau-lint))|tmp/(\.ses|tmp\w+wandb)"
+    r"home/\.(cache|config)($|/(matplotlib|Microsoft|flambeau-lint))|tmp/(\.ses|tmp\w+wandb|flambeau-pt2-)"
 )
-"""Caches, and what other packages write as they like."""
+"""Caches, what other packages write as they like, and what killed exports leave where the system removes."""
 STATE = re.compile(r"home/\.local/state/")
 """What says that code was made here: without it a later command asks for --trust."""
 OLDER = re.compile(r".*checkpoints/step-\d{8}/[^.]")
