@@ -363,9 +363,7 @@ def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
         group: bool = False,
         environ: Mapping[str, str] | None = None,
     ) -> Job:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = _unused_port()
         context = multiprocessing.get_context("fork")
         processes, answers, stacks = [], [], []
         for rank in range(world):
@@ -393,6 +391,26 @@ def start_ranks(tmp_path: Path) -> Iterator[StartRanks]:
     yield start
     for job in jobs:
         job.stop()
+
+
+_PORTS = itertools.count()
+
+
+def _unused_port() -> int:
+    """Of those that the system gives to nobody who asks for any, each test process has its own.
+
+    A port that the system had given, and that was closed again, was now and then given to another test as
+    well: two of its ranks then waited for a third that had joined ours.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 10_000 + worker % 20 * 1_000 + next(_PORTS) % 1_000
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def _rank(
