@@ -22,6 +22,7 @@ from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.loss import AdaptedTeacher, SeveralTeachers
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
+from flambeau.trainer.parts.fine_tuning import weights_normalization
 from flambeau.trainer.parts.model import build_model, normalizer
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.settings import Settings
@@ -243,6 +244,27 @@ def test_weights_of_a_run_see_images_normalized_as_in_that_run(
     code, _, err = flambeau(*command, more)
     assert code == 0, err
     assert DataFacts.read(Path("second/dataset.json")).mean == first.mean
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.toml", "lr = 0.1"),
+        ("config.toml", "lr: 0.1"),
+        ("config.toml", 'preprocess = "imagenet"'),
+        ("config.toml", "preprocess = {mean = 3}"),
+        ("dataset.json", '{"name": "cats"}'),
+        ("dataset.json", "{"),
+    ],
+)
+def test_a_project_of_another_program_is_no_run(name: str, content: str) -> None:
+    project = Path("project")
+    (project / "checkpoints").mkdir(parents=True)
+    (project / "config.toml").write_text("lr = 0.1")
+    (project / name).write_text(content)
+    weights = project / "checkpoints" / "best.pth"
+    weights.write_bytes(b"")
+    assert weights_normalization(str(weights), channels=3) is None
 
 
 def test_weights_of_a_loop_of_ones_own_see_images_as_it_declared(

@@ -73,10 +73,17 @@ def weights_normalization(path: str, *, channels: int) -> tuple[list[float], lis
     None: the file is of no run, or the run's images have other channels, more than 8 bits, or no known unit.
     """
     here = run_here(path)
-    folder = here if (here / "config.toml").is_file() else run_around(here)
-    if folder is None:
-        return None
-    run = RunFolder(folder)
+    if (here / "config.toml").is_file():
+        return _normalization_of(RunFolder(here), channels=channels)
+    around = run_around(here)
+    try:
+        return None if around is None else _normalization_of(RunFolder(around), channels=channels)
+    except InputError:
+        return None  # the project of another program, whose files have such names
+
+
+def _normalization_of(run: RunFolder, *, channels: int) -> tuple[list[float], list[float]] | None:
+    """As `weights_normalization`; InputError: the run's files cannot be read."""
     learned: DataFacts | Preprocessing
     if run.dataset.is_file():
         learned = DataFacts.read(run.dataset)
