@@ -153,15 +153,22 @@ def named_labels(
         )
     numbers = torch.tensor(labels)
     count = int(numbers.max()) + 1
-    distinct = len(set(labels))
-    if count > max(_MANY_CLASSES, _SPARSE * distinct):
+    if count > _MANY_CLASSES:
+        _refuse_sparse(numbers, describe)
+    return tuple(map(str, range(count))), numbers
+
+
+def _refuse_sparse(numbers: Tensor, describe: Callable[[int], str]) -> None:
+    """InputError: so few of the numbers up to the largest occur that they are of something else."""
+    largest = int(numbers.max())
+    distinct = len(numbers.unique())
+    if largest >= _SPARSE * distinct:
         raise InputError(
-            f"{describe(int(numbers.argmax()))}: label {count - 1}, and only {distinct} "
+            f"{describe(int(numbers.argmax()))}: label {largest}, and only {distinct} "
             f"label{'s are' if distinct > 1 else ' is'} different\n"
             "A number is that of a class, 0, 1, 2, ...; if these are other numbers, such as of persons or "
-            f"products, write them as words: id{count - 1}"
+            f"products, write them as words: id{largest}"
         )
-    return tuple(map(str, range(count))), numbers
 
 
 def chosen_labels(
