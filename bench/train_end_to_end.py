@@ -9,7 +9,8 @@ Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, ran
 more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau train`, and
 the peers are given the same. timm is its train.py, if it is given, which leaves out the last batch of an
 epoch if it is not full; the other two are in end_to_end_peers.py. All have channels_last, and bfloat16 where
-the processor has it (--precision auto).
+the processor has it (--precision auto). Two contenders train on images of half the size first (progressive
+resizing), each with its own schedule: `flambeau train --start-size` and `timm --train-img-sizes`.
 
 Each contender is a command in a process of its own, on the first --cores cores of this process, with as many
 threads; peers have --workers worker processes: one core has nothing to gain from them. A line has the seconds
@@ -47,7 +48,10 @@ from provenance import commit, cpu_model, record  # beside this script
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results" / f"{Path(__file__).stem}.jsonl"
 OURS = "flambeau train"
-NAMES = OURS, "timm", "lightning", "torchvision"
+SMALL_FIRST = "flambeau train --start-size"
+TIMM = "timm"
+TIMM_SMALL_FIRST = "timm --train-img-sizes"
+NAMES = OURS, SMALL_FIRST, TIMM, TIMM_SMALL_FIRST, "lightning", "torchvision"
 PACKAGES = "torch", "torchvision", "timm", "lightning"
 IDENTITY = "contender", "size", "cores", "workers", "epochs", "precision", "round", "commit"
 SHARED = "epochs", "cores", "workers", "precision", "images", "cpu", "commit"
@@ -71,12 +75,13 @@ class Failed(Exception):
 
 def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path]:
     """The command of a contender, without Python; it writes into `out`."""
-    if case.contender == OURS:
+    if case.contender in (OURS, SMALL_FIRST):
         return [
             "-m", "flambeau", "train", told.data, "--out", out, "--image-size", str(case.size),
             "--epochs", str(told.epochs), "--seed", str(case.seed), "--precision", told.precision,
+            *(["--start-size", str(case.size // 2)] if case.contender == SMALL_FIRST else []),
         ]  # fmt: skip
-    if case.contender == "timm":
+    if case.contender in (TIMM, TIMM_SMALL_FIRST):
         words = (
             f"--data-dir {told.data} --train-split train --val-split val --model resnet18 --num-classes 10"
             f" --img-size {case.size} --batch-size 64 --workers {case.workers} --device cpu --channels-last"
@@ -88,6 +93,9 @@ def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path
         ).split()
         if told.precision == "bf16":
             words += ["--amp", "--amp-dtype", "bfloat16"]
+        if case.contender == TIMM_SMALL_FIRST:
+            sides = [str(case.size * eighths // 8) for eighths in (4, 6, 8)]
+            words += ["--train-img-sizes", *sides, "--train-size-schedule", "progressive"]
         return [told.timm_script, *words]
     return [
         BENCH / "end_to_end_peers.py", case.contender, told.data, "--out", out, "--size", str(case.size),
@@ -98,10 +106,10 @@ def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path
 
 def accuracy_of(case: Case, out: Path, output: str) -> float:
     """The accuracy of the best evaluation, 0 to 1."""
-    if case.contender == OURS:
+    if case.contender in (OURS, SMALL_FIRST):
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
         return float(result["metrics"]["val_accuracy"])
-    if case.contender == "timm":
+    if case.contender in (TIMM, TIMM_SMALL_FIRST):
         with (out / "run" / "summary.csv").open(encoding="utf-8", newline="") as file:
             return max(float(row["eval_top1"]) for row in csv.DictReader(file)) / 100
     return float(json.loads(output.splitlines()[-1])["val_accuracy"])
@@ -175,7 +183,8 @@ def cases(told: argparse.Namespace) -> Iterator[tuple[int, Case]]:
         for size in told.sizes:
             order = random.Random(f"{number} {size}").sample(told.contenders, len(told.contenders))
             for name in order:
-                yield number, Case(name, size, number, 0 if name == OURS else told.workers)
+                own = name in (OURS, SMALL_FIRST)
+                yield number, Case(name, size, number, 0 if own else told.workers)
 
 
 def summary(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -231,7 +240,7 @@ def parse() -> argparse.Namespace:
     if unknown := {*told.contenders} - {*NAMES}:
         parser.error(f"--contenders: {sorted(unknown)} are not among {', '.join(NAMES)}")
     if told.timm_script is None:
-        told.contenders = [name for name in told.contenders if name != "timm"]
+        told.contenders = [name for name in told.contenders if name not in (TIMM, TIMM_SMALL_FIRST)]
     elif not told.timm_script.is_file():
         parser.error(f"--timm-script {told.timm_script}: there is no such file")
     else:

@@ -144,6 +144,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "shuffle_window",
         "mirror",
         "eval_size",
+        "start_size",
         "weights",
         "teacher",
         "teacher_weight",

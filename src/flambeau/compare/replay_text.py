@@ -25,7 +25,7 @@ _SETTINGS: dict[str, set[str]] = {
     "size": {"image_size", "crop", "channels"},
     "pixels": {"seed", "image_size", "crop", "flip", "crop_scale", "padding"}
     | {"augment", "color_jitter", "channels", "bits"},
-    "input": {"random_erasing", "mixup", "cutmix", "seed"},
+    "input": {"start_size", "random_erasing", "mixup", "cutmix", "seed"},
     "forward": _COMPUTING | {"drop_path", "sync_bn", "seed", "parts"},
     "loss": {"label_smoothing", "class_weights", "teacher", "teacher_weight", "temperature"}
     | {"mixup", "cutmix"},

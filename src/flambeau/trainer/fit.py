@@ -197,6 +197,7 @@ def set_up(
         "metrics": {} if evaluations is None else {"val": evaluations.metric},
     }
     run = Run(folder, called, optimizer, train_data, **options)
+    lines += loss_of.plan_sizes(run.plan.total_steps)  # now: what was tried above has the full size
     for line in [*(lines if run.state.step == 0 else ()), *more_lines]:
         run.progress.say(line)
     return Training(

@@ -1,9 +1,9 @@
 """The loss of `flambeau train`: normalize, erase, mix, call the network and its teacher."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flambeau.data.sources.source import same_unit
@@ -13,6 +13,7 @@ from flambeau.recipes.training.amp_step import autocast
 from flambeau.recipes.training.cutmix import cutmix
 from flambeau.recipes.training.distillation import Teacher
 from flambeau.recipes.training.mixup import mixup
+from flambeau.recipes.training.progressive_resizing import image_side, resize_images
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -45,6 +46,24 @@ class TrainingLoss:
         self.inputs: Tensor | None = None
         """Some images of a batch as the model gets them, once `keeps_inputs` is set."""
         self.keeps_inputs = False
+        self.side_of_step: Callable[[int], int] | None = None
+        """Of the images that the model gets, pixels; None: always that of the data set."""
+
+    def plan_sizes(self, total_steps: int) -> list[str]:
+        """With `start_size`, give the model smaller images first, in a training of so many steps.
+
+        Returns lines for the user.
+        """
+        start, end = self._settings.start_size, self._settings.image_size
+        if start is None:
+            return []
+        self.side_of_step = functools.partial(
+            image_side, total_steps=total_steps, start=start, end=end
+        )
+        return [
+            f"trained on images of {start} px in the first half of the steps, and of {end} px in the last "
+            "fifth: an evaluation before that tells little of the one at the end"
+        ]
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
         """The loss of a batch of a step; its random draws come from torch's default generator."""
@@ -57,6 +76,8 @@ class TrainingLoss:
         settings = self._settings
         draw = torch.default_generator
         x = self._normalize(images)
+        if self.side_of_step is not None:
+            x = resize_images(x, self.side_of_step(step))
         if settings.random_erasing:
             x = random_erasing(x, generator=draw, probability=settings.random_erasing)
         odd = step % 2
@@ -96,7 +117,6 @@ class AdaptedTeacher:
         trained: Trained,
         facts: DataFacts,
         *,
-        image_size: int,
         device: torch.device,
         weight: float,
         temperature: float,
@@ -127,8 +147,7 @@ class AdaptedTeacher:
             )
         order = [theirs.classes.index(name) for name in ours.classes]
         self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)
-        their_size = trained.image_size
-        self._size = None if their_size == image_size else their_size
+        self._size = trained.image_size
         # From the student's normalization to the teacher's.
         std = torch.tensor(theirs.std, device=device).view(1, -1, 1, 1)
         mean = torch.tensor(theirs.mean, device=device).view(1, -1, 1, 1)
@@ -143,10 +162,7 @@ class AdaptedTeacher:
         """Logits (N, classes) for images (N, C, S, S) as the student gets them."""
         if not self._is_same:
             x = torch.addcmul(self._shift, x, self._scale)
-        if self._size is not None:
-            size = (self._size, self._size)
-            x = F.interpolate(x, size, mode="bilinear", antialias=True)
-        logits: Tensor = self._their_task.shared(self._network(x))
+        logits: Tensor = self._their_task.shared(self._network(resize_images(x, self._size)))
         if self._order is not None:
             logits = logits.index_select(1, self._order)
         return self._task.of_shared(logits)
@@ -186,7 +202,6 @@ def make_teacher(
         AdaptedTeacher(
             load_trained(run, trust=True, say=lambda text: None),
             facts,
-            image_size=settings.image_size,
             device=device,
             weight=weight,
             temperature=temperature,

@@ -34,6 +34,8 @@ def trial_training(
             replay_from=replay_from,
             micro_batch=micro_batch,
         )
+        if replay_from is None:
+            training.loss_of.side_of_step = None  # time and memory are those of the full size
         # Silent from here: after Ctrl-C there is nothing to continue.
         training.run.progress.silent = True
         try:

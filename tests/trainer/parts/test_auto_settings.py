@@ -114,6 +114,7 @@ def test_nothing_is_left_open() -> None:
         "parts",
         "portable_bits",
         "eval_size",
+        "start_size",
         "stop_within",
         "shuffle_window",
         "mirror",

@@ -41,9 +41,7 @@ def net(num_classes, channels):
     )
 """
 
-ASKED: Any = {
-    "image_size": 8, "device": torch.device("cpu"), "weight": 0.5, "temperature": 4.0,
-}  # fmt: skip
+ASKED: Any = {"device": torch.device("cpu"), "weight": 0.5, "temperature": 4.0}
 
 
 @pytest.fixture(autouse=True)

@@ -30,9 +30,9 @@ WRONG_TYPE: dict[type, list[Any]] = {
     bool: [1, 0.0, "true"],
 }
 LOWEST = {  # refused just below
-    "image_size": 8, "eval_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
-    "accumulate": 1, "parts": 1, "portable_bits": 1, "keep": 1, "log_every": 1, "seed": 0, "patience": 0,
-    "early_stop": 0, "retry_workers": 0, "channels": 1, "shuffle_window": 0,
+    "image_size": 8, "eval_size": 8, "start_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1,
+    "batch_size": 1, "accumulate": 1, "parts": 1, "portable_bits": 1, "keep": 1, "log_every": 1, "seed": 0,
+    "patience": 0, "early_stop": 0, "retry_workers": 0, "channels": 1, "shuffle_window": 0,
 }  # fmt: skip
 RANGES = {  # good, then refused
     "channels": ([1, 4, MAX_CHANNELS], [0, MAX_CHANNELS + 1]),

@@ -63,6 +63,10 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     seen = probe(train)
     probe(val)  # fails now, instead of after the first epoch, if nothing of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
+    if settings.start_size is not None and settings.start_size > size:
+        raise InputError(
+            f"start_size = {settings.start_size} is above the image size, {size}: choose a smaller one"
+        )
     small = size <= SMALL_SIDE
     convnet = TINY if settings.data is None else SMALL
     own_choice = convnet if small and not settings.pretrained else "resnet18"

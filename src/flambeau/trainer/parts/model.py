@@ -535,13 +535,14 @@ def check_training(
             f"on which this model cannot train: {error.__cause__}\n"
             f"Use another one, such as --batch-size {good}"
         ) from error
-    if settings.eval_size is not None:
+    for name in ("eval_size", "start_size"):
+        size = getattr(settings, name)
+        if size is None:
+            continue
         try:
-            check_output(model, **{**shape_of(settings, facts), "image_size": settings.eval_size})
+            check_output(model, **{**shape_of(settings, facts), "image_size": size})
         except InputError as error:
-            raise InputError(
-                f"{settings.model} cannot take eval_size = {settings.eval_size}: {error}"
-            ) from error
+            raise InputError(f"{settings.model} cannot take {name} = {size}: {error}") from error
 
 
 def shape_of(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:

@@ -205,6 +205,14 @@ class Settings(SharedOptions):
         group="data",
         range=Range(8, 2**14),
     )
+    start_size: int | None = option(
+        None,
+        "side of the training images at first, pixels: small in half of the steps, --image-size in the last "
+        "fifth (progressive resizing)",
+        "训练开始时图像的边长，单位为像素：前一半的步用小图，最后五分之一用 --image-size（渐进式放大）",
+        group="data",
+        range=Range(8, 2**14),
+    )
     crop: str = option(
         "bilinear",
         "interpolation used when crops are resized, in training and evaluation",
@@ -806,6 +814,11 @@ class Settings(SharedOptions):
                 f"batch_size = {self.batch_size!r} finds out how much to accumulate: leave "
                 f"accumulate = {self.accumulate} out, and name the samples of a step, as in 'auto:512'"
             )
+        if self.start_size is not None and self.compile != "none":
+            raise InputError(
+                f"start_size = {self.start_size} and compile = {self.compile!r} do not go together, as the "
+                "model would be compiled for each size: leave one of them out"
+            )
         self.named_schedule()
         if self.target is not None:
             split_names(self.target)
@@ -868,6 +881,7 @@ def _check_portable_bits(settings: Settings) -> None:
         "device": ("auto", "cpu"),
         "precision": ("auto", "fp32"),
         "compile": ("none",),
+        "start_size": (None,),
         "shard": ("none",),
         "parts": (None,),
         "qat": (False,),

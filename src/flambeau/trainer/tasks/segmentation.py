@@ -105,6 +105,7 @@ class Segmentation:
         "--class-weights auto",
         "mixup": "a pixel of two images at once has two classes",
         "cutmix": "it is not made for masks: --random-erasing and --crop-scale vary images, too",
+        "start_size": "a mask has one size with its image",
         "augment": "it turns and shifts an image without its mask; --color-jitter varies colors alone",
     }
 
