@@ -91,6 +91,8 @@ def test_a_dry_run_measures_the_full_size(photos: Path, monkeypatch: pytest.Monk
         ("--start-size 7", "start_size must be from 8 to 16384, got 7"),
         ("--image-size 32 --start-size 64", "start_size = 64 is above the image size, 32: choose"),
         ("--start-size 16 --compile", "start_size = 16 and compile = 'default' do not go together"),
+        ("--start-size 16 --early-stop 3", "start_size = 16 and early_stop = 3 do not go together"),
+        ("--start-size 16 --schedule plateau", "and schedule = 'plateau' do not go together, as"),
         ("--start-size 16 --portable-bits 2", "with start_size = 16 the bits depend on"),
         (
             "--image-size 32 --start-size 16 --model {fixed}:make",

@@ -814,11 +814,8 @@ class Settings(SharedOptions):
                 f"batch_size = {self.batch_size!r} finds out how much to accumulate: leave "
                 f"accumulate = {self.accumulate} out, and name the samples of a step, as in 'auto:512'"
             )
-        if self.start_size is not None and self.compile != "none":
-            raise InputError(
-                f"start_size = {self.start_size} and compile = {self.compile!r} do not go together, as the "
-                "model would be compiled for each size: leave one of them out"
-            )
+        if self.start_size is not None:
+            _check_start_size(self)
         self.named_schedule()
         if self.target is not None:
             split_names(self.target)
@@ -833,6 +830,23 @@ class Settings(SharedOptions):
             _check_portable_bits(self)
         if self.parts is not None:
             _check_parts(self)
+
+
+def _check_start_size(settings: Settings) -> None:
+    """Refuse what does not work with images that grow."""
+    of_early_figures = "figures before the full size tell little"
+    reasons = {
+        "compile": "the model would be compiled for each size",
+        "early_stop": of_early_figures,
+        "schedule": of_early_figures,
+    }
+    for name, reason in reasons.items():
+        value = getattr(settings, name)
+        if value == "plateau" or (name != "schedule" and value != FIELDS[name].default):
+            raise InputError(
+                f"start_size = {settings.start_size} and {name} = {value!r} do not go together, as {reason}: "
+                "leave one of them out"
+            )
 
 
 def _check_sharding(settings: Settings) -> None:
