@@ -44,6 +44,7 @@ _LUMA = (2989, 5870, 1140)
 _JITTER = 1000
 _ORDERS = list(itertools.permutations(range(4)))
 _mixed = functools.cache(mix)  # for the few numbers of draws: saves a third of the time of a draw
+_mixed_seed = functools.lru_cache(maxsize=64)(mix)  # the draws of a sample share it; some per thread
 
 
 def color_jitter(
@@ -81,7 +82,7 @@ def color_jitter(
 
 def uniform(seed: int, draw: int) -> float:
     """Number `draw` of a sample's random numbers, uniform in [0, 1)."""
-    return (mix(mix(seed) ^ _mixed(draw)) >> 11) * 2.0**-53
+    return (mix(_mixed_seed(seed) ^ _mixed(draw)) >> 11) * 2.0**-53
 
 
 def adjust_brightness(pixels: Pixels, factor: float) -> Pixels:

@@ -95,7 +95,9 @@ def segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
     """
     marker = 0
     size = len(data)
-    while data.startswith(b"\xff\xd8") and marker != _SCAN and at + 4 <= size and data[at] == 0xFF:
+    if not data.startswith(b"\xff\xd8"):
+        return
+    while marker != _SCAN and at + 4 <= size and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
             at += 1
