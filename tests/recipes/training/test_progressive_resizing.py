@@ -67,6 +67,14 @@ def test_resizing_is_that_of_pillow_and_keeps_the_format() -> None:
     assert resize_images(x_NCHW.double(), 20).dtype == torch.float64
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_resized_in_float32(dtype: torch.dtype) -> None:
+    x_NCHW = torch.randn(2, 3, 16, 16).to(dtype)
+    small = resize_images(x_NCHW, 8)
+    assert small.dtype == dtype
+    assert torch.equal(small, resize_images(x_NCHW.float(), 8).to(dtype))
+
+
 def test_each_image_is_resized_as_if_alone() -> None:
     x_NCHW = torch.randn(5, 3, 64, 64).to(memory_format=torch.channels_last)
     together = resize_images(x_NCHW, 32)

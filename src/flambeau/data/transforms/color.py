@@ -44,7 +44,9 @@ _LUMA = (2989, 5870, 1140)
 _JITTER = 1000
 _ORDERS = list(itertools.permutations(range(4)))
 _mixed = functools.cache(mix)  # for the few numbers of draws: saves a third of the time of a draw
-_mixed_seed = functools.lru_cache(maxsize=64)(mix)  # the draws of a sample share it; some per thread
+_mixed_seed = functools.lru_cache(maxsize=64)(
+    mix
+)  # the draws of a sample share it; some per thread
 
 
 def color_jitter(

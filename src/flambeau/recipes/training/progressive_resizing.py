@@ -89,4 +89,5 @@ def resize_images(x_NCHW: Tensor, side: int) -> Tensor:
         raise ValueError(f"side must be at least 1, got {side}")
     if x_NCHW.shape[2] == side:
         return x_NCHW
-    return F.interpolate(x_NCHW, (side, side), mode="bilinear", antialias=True)
+    x = x_NCHW if x_NCHW.element_size() > 2 else x_NCHW.float()  # torch has no half ones on a CPU
+    return F.interpolate(x, (side, side), mode="bilinear", antialias=True).to(x_NCHW.dtype)
