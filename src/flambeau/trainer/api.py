@@ -274,8 +274,8 @@ def train(
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to
             16384).
-        start_size: side of the training images at first, pixels: small in half of the steps, image_size in
-            the last fifth (progressive resizing) (from 8 to 16384).
+        start_size: side of the training images in the first 30 % of the steps, pixels; it grows to
+            image_size, which the last 30 % have (progressive resizing) (from 8 to 16384).
         crop: interpolation used when crops are resized, in training and evaluation (one of bilinear,
             bicubic).
         download: download whatever is missing of torchvision:NAME or hf:NAME.

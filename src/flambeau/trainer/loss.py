@@ -61,8 +61,8 @@ class TrainingLoss:
             image_side, total_steps=total_steps, start=start, end=end
         )
         return [
-            f"trained on images of {start} px in the first half of the steps, and of {end} px in the last "
-            "fifth: an evaluation before that tells little of the one at the end"
+            f"trained on images of {start} px in the first 30 % of the steps, and of {end} px in the last "
+            "30 %: an evaluation before that tells little of the one at the end"
         ]
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:

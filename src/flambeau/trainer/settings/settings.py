@@ -207,9 +207,9 @@ class Settings(SharedOptions):
     )
     start_size: int | None = option(
         None,
-        "side of the training images at first, pixels: small in half of the steps, --image-size in the last "
-        "fifth (progressive resizing)",
-        "训练开始时图像的边长，单位为像素：前一半的步用小图，最后五分之一用 --image-size（渐进式放大）",
+        "side of the training images in the first 30 % of the steps, pixels; it grows to --image-size, which "
+        "the last 30 % have (progressive resizing)",
+        "前 30 % 的步中训练图像的边长，单位为像素；之后逐渐增大，最后 30 % 的步用 --image-size（渐进式放大）",
         group="data",
         range=Range(8, 2**14),
     )
