@@ -10,7 +10,7 @@ Not for networks that take one size only (most vision transformers), nor for tar
 boxes, points.
 """
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 
@@ -90,4 +90,5 @@ def resize_images(x_NCHW: Tensor, side: int) -> Tensor:
     if x_NCHW.shape[2] == side:
         return x_NCHW
     x = x_NCHW if x_NCHW.element_size() > 2 else x_NCHW.float()  # torch has no half ones on a CPU
-    return F.interpolate(x, (side, side), mode="bilinear", antialias=True).to(x_NCHW.dtype)
+    small = torch.nn.functional.interpolate(x, (side, side), mode="bilinear", antialias=True)
+    return small.to(x_NCHW.dtype)
