@@ -271,7 +271,8 @@ def test_c_code_that_is_no_call_has_its_own_line(
     told: list[str] = []
     with Sandbox() as sandbox:
         trial = Script([sys.executable, f"{file}"], sandbox, 120).run(
-            Plan(warmup_steps=3, warmup_s=0.1, steps=8, seconds=3.0),
+            # Long enough for many samples, also where other tests take most of the processor.
+            Plan(warmup_steps=3, warmup_s=0.1, steps=8, seconds=8.0),
             before_removal=lambda folder: told.append((folder / "told").read_text()),
         )
     assert trial.inside_because == ""
