@@ -51,7 +51,8 @@ OURS = "flambeau train"
 SMALL_FIRST = "flambeau train --start-size"
 TIMM = "timm"
 TIMM_SMALL_FIRST = "timm --train-img-sizes"
-NAMES = OURS, SMALL_FIRST, TIMM, TIMM_SMALL_FIRST, "lightning", "torchvision"
+OWN, OF_TIMM = (OURS, SMALL_FIRST), (TIMM, TIMM_SMALL_FIRST)
+NAMES = *OWN, *OF_TIMM, "lightning", "torchvision"
 PACKAGES = "torch", "torchvision", "timm", "lightning"
 IDENTITY = "contender", "size", "cores", "workers", "epochs", "precision", "round", "commit"
 SHARED = "epochs", "cores", "workers", "precision", "images", "cpu", "commit"
@@ -75,13 +76,13 @@ class Failed(Exception):
 
 def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path]:
     """The command of a contender, without Python; it writes into `out`."""
-    if case.contender in (OURS, SMALL_FIRST):
+    if case.contender in OWN:
         return [
             "-m", "flambeau", "train", told.data, "--out", out, "--image-size", str(case.size),
             "--epochs", str(told.epochs), "--seed", str(case.seed), "--precision", told.precision,
             *(["--start-size", str(case.size // 2)] if case.contender == SMALL_FIRST else []),
         ]  # fmt: skip
-    if case.contender in (TIMM, TIMM_SMALL_FIRST):
+    if case.contender in OF_TIMM:
         words = (
             f"--data-dir {told.data} --train-split train --val-split val --model resnet18 --num-classes 10"
             f" --img-size {case.size} --batch-size 64 --workers {case.workers} --device cpu --channels-last"
@@ -106,10 +107,10 @@ def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path
 
 def accuracy_of(case: Case, out: Path, output: str) -> float:
     """The accuracy of the best evaluation, 0 to 1."""
-    if case.contender in (OURS, SMALL_FIRST):
+    if case.contender in OWN:
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
         return float(result["metrics"]["val_accuracy"])
-    if case.contender in (TIMM, TIMM_SMALL_FIRST):
+    if case.contender in OF_TIMM:
         with (out / "run" / "summary.csv").open(encoding="utf-8", newline="") as file:
             return max(float(row["eval_top1"]) for row in csv.DictReader(file)) / 100
     return float(json.loads(output.splitlines()[-1])["val_accuracy"])
@@ -183,8 +184,7 @@ def cases(told: argparse.Namespace) -> Iterator[tuple[int, Case]]:
         for size in told.sizes:
             order = random.Random(f"{number} {size}").sample(told.contenders, len(told.contenders))
             for name in order:
-                own = name in (OURS, SMALL_FIRST)
-                yield number, Case(name, size, number, 0 if own else told.workers)
+                yield number, Case(name, size, number, 0 if name in OWN else told.workers)
 
 
 def summary(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -240,7 +240,7 @@ def parse() -> argparse.Namespace:
     if unknown := {*told.contenders} - {*NAMES}:
         parser.error(f"--contenders: {sorted(unknown)} are not among {', '.join(NAMES)}")
     if told.timm_script is None:
-        told.contenders = [name for name in told.contenders if name not in (TIMM, TIMM_SMALL_FIRST)]
+        told.contenders = [name for name in told.contenders if name not in OF_TIMM]
     elif not told.timm_script.is_file():
         parser.error(f"--timm-script {told.timm_script}: there is no such file")
     else:

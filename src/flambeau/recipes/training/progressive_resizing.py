@@ -3,8 +3,8 @@
 渐进式放大：先用小图训练，最后再用原尺寸的图像。
 
 Source: Howard, "Training Imagenet in 3 hours for $25" (fast.ai, 2018); Tan and Le, "EfficientNetV2", ICML
-2021, section 4 (arXiv:2104.00298). The phases are chosen: MosaicML's Composer has 0.5 and 0.8, which take
-less time and reached less here.
+2021, section 4 (arXiv:2104.00298). The phases are those of MosaicML's recipes for ImageNet: larger over the
+middle 40 % of the steps.
 
 Not for networks that take one size only (most vision transformers), nor for targets that have places: masks,
 boxes, points.

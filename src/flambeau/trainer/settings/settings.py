@@ -835,17 +835,16 @@ class Settings(SharedOptions):
 def _check_start_size(settings: Settings) -> None:
     """Refuse what does not work with images that grow."""
     of_early_figures = "figures before the full size tell little"
-    reasons = {
-        "compile": "the model would be compiled for each size",
-        "early_stop": of_early_figures,
-        "schedule": of_early_figures,
-    }
-    for name, reason in reasons.items():
-        value = getattr(settings, name)
-        if value == "plateau" or (name != "schedule" and value != FIELDS[name].default):
+    refused = (
+        ("compile", settings.compile != "none", "the model would be compiled for each size"),
+        ("early_stop", settings.early_stop > 0, of_early_figures),
+        ("schedule", settings.schedule == "plateau", of_early_figures),
+    )
+    for name, is_given, reason in refused:
+        if is_given:
             raise InputError(
-                f"start_size = {settings.start_size} and {name} = {value!r} do not go together, as {reason}: "
-                "leave one of them out"
+                f"start_size = {settings.start_size} and {name} = {getattr(settings, name)!r} do not go "
+                f"together, as {reason}: leave one of them out"
             )
 
 
