@@ -138,6 +138,7 @@ def test_no_step_waits(
         # The data come from a queue of ready batches where they are read by workers; here they are made in
         # this process, from NumPy arrays and lists on the host, which is not counted.
         x, y = next(batches)
+    assert events.pop(1) == {}  # waits for a file: the first checkpoint
     assert list(events) == [10, 20]
     assert all(events.values())  # the count does count
     run.close()

@@ -385,7 +385,8 @@ class Run:
             if watch is not None:
                 watch.beat("waiting for data")
             if loop.stream is None:
-                self._recorder.before_fork()
+                if self._parts.loader.forks:
+                    self._recorder.before_fork()
                 # Not a local variable: it would keep the workers alive when the run ends in this generator.
                 loop.stream = self._recorder.shown(
                     self._parts.reader.to_device(

@@ -155,10 +155,11 @@ class Lifecycle:
     def begin_epochs(self) -> None:
         state = self.state
         plan = self.parts.plan
-        if state.step == 0 and state.position == 0:
-            self.save(wait=True)  # so that a folder that cannot hold a checkpoint fails now
-        self.parts.progress.start(state, plan, world=self.ranks.world)
         self.loop.next_event = plan.next_event(state.step)
+        if state.step == 0 and state.position == 0:
+            self.save()
+            self.loop.next_event = 1  # until then it is being written
+        self.parts.progress.start(state, plan, world=self.ranks.world)
         state.window.restart_clock()
 
     def start_epoch(self) -> int:
@@ -221,6 +222,8 @@ class Lifecycle:
         """Write the line or the checkpoint that is due after this step."""
         step = self.state.step
         plan = self.parts.plan
+        if step == 1:
+            self.recorder.wait_for_all()  # a folder that cannot hold a checkpoint fails now
         if plan.has_line(step, micro):
             self.flush()
             if self.state.step != step:
