@@ -25,7 +25,7 @@ def new_run(folder: Path) -> Run:
 def steps_of(run: Run, *, is_computing: threading.Event) -> int:
     """Train to the end or an error; returns the steps that were begun."""
     steps = 0
-    with pytest.raises(SaveFailed, match="step-00000000 could not be written: .*none"):
+    with pytest.raises(SaveFailed, match=r"step-00000000 could not be written: .*none"):
         for _ in run.epochs():
             for x, y in run.batches():
                 steps += 1

@@ -1,5 +1,7 @@
 """`--start-size`: which sizes the model gets in which step, the same after a stop, and what is refused."""
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,12 @@ import torch
 from torch import nn
 
 from flambeau.data.sources.open_data import open_sources
+from flambeau.recipes.training.progressive_resizing import image_side
 from flambeau.trainer.dry_run import dry_run
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared
-from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.settings import FIELDS, Settings
 
 
 def prepared(photos: Path, **given: Any) -> Prepared:
@@ -81,8 +84,21 @@ def test_a_dry_run_measures_the_full_size(photos: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         torch.nn.functional, "interpolate", lambda *a, **k: (shapes.append(a[1]), plain(*a, **k))[1]
     )
-    dry_run(prepared(photos, duration="20st"), say=lambda line: None)
+    said: list[str] = []
+    dry_run(prepared(photos, duration="20st"), say=said.append)
     assert not shapes
+    full_size = "at full size: those of --start-size take less"
+    assert full_size in "\n".join(said)
+    dry_run(prepared(photos, duration="20st", start_size=None), say=said.append)
+    assert "\n".join(said).count(full_size) == 1
+
+
+def test_the_help_names_the_phases_of_the_recipe() -> None:
+    phases = inspect.signature(image_side).parameters
+    small, full = phases["small_until"].default, 1 - phases["full_from"].default
+    for language in ("text", "chinese"):
+        shares = re.findall(r"(\d+) %", FIELDS["start_size"].metadata[language])
+        assert shares == [f"{100 * small:.0f}", f"{100 * full:.0f}"], language
 
 
 @pytest.mark.parametrize(

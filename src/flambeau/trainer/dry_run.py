@@ -43,7 +43,8 @@ def dry_run(
             )
         cost = _cost(training, seconds, prepared.settings)
         if ranks.is_first:
-            for line in _report(cost, seconds, training.run.device):
+            grows = prepared.settings.start_size is not None
+            for line in _report(cost, seconds, training.run.device, grows=grows):
                 say(line)
     return cost
 
@@ -77,7 +78,7 @@ class Cost:
 
     Attributes:
         step_s: median of the steps after the first.
-        total_s: of all steps, without evaluations.
+        total_s: of all steps, without evaluations; with `start_size`, of images at full size.
         memory_bytes: at the peak; 0: not known.
         fitting: samples at once that fit into memory.
         disk_bytes: of the run folder at most: its checkpoints, and the weights at the end.
@@ -129,16 +130,17 @@ def _tensor_bytes(value: Any) -> int:
     return sum(map(_tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _report(cost: Cost, seconds: list[float], device: torch.device) -> list[str]:
+def _report(cost: Cost, seconds: list[float], device: torch.device, *, grows: bool) -> list[str]:
     of = (
         "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
     )
+    less = " and with all images at full size: those of --start-size take less" if grows else ""
     smaller = f"{cost.batch_size} samples at once do not fit into memory, {cost.fitting} do"
     return [
         *([smaller] if cost.fitting < cost.batch_size else []),
         f"first step {cost.first_step_s:.2f} s, then {cost.step_s:.3g} s per step (median of {of})",
         f"the run has {cost.steps} steps of {cost.steps_per_epoch} per epoch: about "
-        f"{_duration(cost.total_s)}, without evaluations",
+        f"{_duration(cost.total_s)}, without evaluations{less}",
         f"{_memory(cost.memory_bytes, device)}disk at most {cost.disk_bytes / 2**20:.0f} MiB",
         "a dry run: nothing was written",
     ]
