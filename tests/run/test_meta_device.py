@@ -8,6 +8,7 @@ part, on fake CUDA tensors and in the tests marked `gpu`.
 
 import importlib
 import itertools
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from flambeau.trainer.parts import data, model
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.stored_settings import with_preset
 
 META = torch.device("meta")
 LOG_EVERY = 4
@@ -68,8 +70,8 @@ def prepare(images: Path, folder: Path, *, replay: bool, **given: Any) -> Traini
     """A run on the CPU; or a replay from its first checkpoint, which writes nothing."""
     train, val = open_sources(images, seed=0)
     settings = Settings(
-        **{"data": str(images), "device": "cpu", "precision": "fp32", "batch_size": 2,
-           "duration": "2ep", "log_every": LOG_EVERY, **given}
+        **{"precision": "fp32", "batch_size": 2, **given,
+           "data": str(images), "device": "cpu", "duration": "2ep", "log_every": LOG_EVERY}
     )  # fmt: skip
     resolved, facts = resolve(settings, train, val)
     start = folder / "checkpoints" / "step-00000000" if replay else None
@@ -122,6 +124,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16", "clip_norm": 1.0, "ema": 0.9, "mixup": 0.2},
     "bf16": {"precision": "bf16", "accumulate": 2},
     "recompute": {"recompute": "stages.*"},
+    "speedrun": {**with_preset({"preset": "speedrun"}), "precision": "fp32", "batch_size": 2},
 }  # fmt: skip
 
 
@@ -130,8 +133,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:for .*copying from a non-meta pa
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_steps(
-    images: Path, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    make_images: Callable[..., Path],
+    tmp_path: Path,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    images = tmp_path / "images"
+    for part in ("train", "val"):
+        make_images(images / part, size=16 if "preset" in settings else 8)
     # Meta has no autocast; the scaled backward pass and the step of each precision are here all the same.
     monkeypatch.setattr(loss_module, "autocast", lambda device, precision: nullcontext())
     on_cpu = steps(prepare(images, tmp_path / "run", replay=False, **settings), 3)
