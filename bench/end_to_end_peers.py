@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
-BATCH, LR, MOMENTUM, WEIGHT_DECAY = 64, 0.025, 0.9, 5e-4  # the defaults of `flambeau train`
+BATCH, MOMENTUM, WEIGHT_DECAY = 64, 0.9, 5e-4  # the defaults of `flambeau train`
 WARMUP, CROP_SCALE, EVAL_SHARE = 0.1, (0.25, 1.0), 0.875  # these, too
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 Loader = Iterable[tuple[Tensor, Tensor]]
@@ -51,9 +51,9 @@ def new_model() -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def new_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(
-        model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True, fused=True
+        model.parameters(), lr, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True, fused=True
     )
 
 
@@ -92,7 +92,7 @@ def by_lightning(told: argparse.Namespace) -> float:
             self.log("val_accuracy", (logits.argmax(1) == targets).float().mean())
 
         def configure_optimizers(self) -> Any:
-            optimizer = new_optimizer(self.model)
+            optimizer = new_optimizer(self.model, told.lr)
             steps = int(self.trainer.estimated_stepping_batches)
             schedule = LambdaLR(optimizer, multiplier(steps))
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
@@ -142,7 +142,7 @@ def by_torchvision(told: argparse.Namespace) -> float:
     torch.manual_seed(told.seed)
     train, evaluation = loaders(told)
     model = new_model()
-    optimizer = new_optimizer(model)
+    optimizer = new_optimizer(model, told.lr)
     schedule = LambdaLR(optimizer, multiplier(told.epochs * len(train)))
     criterion = nn.CrossEntropyLoss()
     best = 0.0
@@ -209,6 +209,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     for name in ("size", "epochs", "workers", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--precision", choices=["bf16", "fp32"], required=True)
     told = parser.parse_args()
     told.out.mkdir(parents=True, exist_ok=True)

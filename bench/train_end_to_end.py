@@ -2,15 +2,17 @@
 
     python bench/train_end_to_end.py --data FOLDER [--timm-script train.py] [--sizes 128,224] [--epochs N]
         [--rounds N] [--cores N] [--workers N] [--contenders NAME,...] [--precision auto|bf16|fp32]
-        [--quiet CORES] [--record]
+        [--peer-lr RATE] [--quiet CORES] [--record]
 
 FOLDER holds train/ and val/ with a folder per class. ResNet-18 from scratch, batches of 64, SGD with
-Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, random resized crops of 25 % and
-more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau train`, and
-the peers are given the same. timm is its train.py, if it is given, which leaves out the last batch of an
-epoch if it is not full; the other two are in end_to_end_peers.py. All have channels_last, and bfloat16 where
-the processor has it (--precision auto). Two contenders train on images of half the size first (progressive
-resizing), each with its own schedule: `flambeau train --start-size` and `timm --train-img-sizes`.
+Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, random resized crops of 25 %
+and more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau
+train`, and the peers are given the same; with --peer-lr 0.025 they have the rate that timm's script takes by
+itself, 0.1 at a batch of 256. timm is its train.py, if it is given, which leaves out the last batch of an
+epoch if it is not full; the other two are in end_to_end_peers.py. All have
+channels_last, and bfloat16 where the processor has it (--precision auto). Two contenders train on images of
+half the size first (progressive resizing), each with its own schedule: `flambeau train --start-size` and
+`timm --train-img-sizes`.
 
 Each contender is a command in a process of its own, on the first --cores cores of this process, with as many
 threads; peers have --workers worker processes: one core has nothing to gain from them. A line has the seconds
@@ -54,8 +56,18 @@ TIMM_SMALL_FIRST = "timm --train-img-sizes"
 OWN, OF_TIMM = (OURS, SMALL_FIRST), (TIMM, TIMM_SMALL_FIRST)
 NAMES = *OWN, *OF_TIMM, "lightning", "torchvision"
 PACKAGES = "torch", "torchvision", "timm", "lightning"
-IDENTITY = "contender", "size", "cores", "workers", "epochs", "precision", "round", "commit"
-SHARED = "epochs", "cores", "workers", "precision", "images", "cpu", "commit"
+IDENTITY = (
+    "contender",
+    "size",
+    "cores",
+    "workers",
+    "epochs",
+    "precision",
+    "peer_lr",
+    "round",
+    "commit",
+)
+SHARED = "epochs", "cores", "workers", "precision", "peer_lr", "images", "cpu", "commit"
 BASELINE = "torchvision"
 PATIENCE_S = 600.0  # for a quiet machine; chosen
 
@@ -86,7 +98,7 @@ def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path
         words = (
             f"--data-dir {told.data} --train-split train --val-split val --model resnet18 --num-classes 10"
             f" --img-size {case.size} --batch-size 64 --workers {case.workers} --device cpu --channels-last"
-            f" --opt sgd --momentum 0.9 --weight-decay 5e-4 --lr 0.025 --opt-kwargs fused=True"
+            f" --opt sgd --momentum 0.9 --weight-decay 5e-4 --lr {told.peer_lr} --opt-kwargs fused=True"
             f" --sched cosine --sched-on-updates --warmup-epochs 0 --min-lr 0 --epochs {told.epochs}"
             f" --scale 0.25 1 --color-jitter 0 --smoothing 0 --crop-pct 0.875 --interpolation bilinear"
             f" --train-interpolation bilinear --seed {case.seed} --log-interval 1000 --checkpoint-hist 1"
@@ -101,7 +113,7 @@ def words_of(case: Case, told: argparse.Namespace, out: Path) -> list[str | Path
     return [
         BENCH / "end_to_end_peers.py", case.contender, told.data, "--out", out, "--size", str(case.size),
         "--epochs", str(told.epochs), "--workers", str(case.workers), "--seed", str(case.seed),
-        "--precision", told.precision,
+        "--precision", told.precision, "--lr", str(told.peer_lr),
     ]  # fmt: skip
 
 
@@ -173,8 +185,8 @@ def facts(told: argparse.Namespace) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
     num = {part: sum(1 for _ in (told.data / part).glob("*/*")) for part in ("train", "val")}
     return {
-        "epochs": told.epochs, "cores": told.cores, "precision": told.precision, "images": num, **versions,
-        "cpu": cpu_model(), "commit": told.commit or commit(),
+        "epochs": told.epochs, "cores": told.cores, "precision": told.precision, "peer_lr": told.peer_lr,
+        "images": num, **versions, "cpu": cpu_model(), "commit": told.commit or commit(),
     }  # fmt: skip
 
 
@@ -229,6 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--peer-lr", type=float, default=0.1)
     parser.add_argument("--quiet", type=float, metavar="CORES")
     parser.add_argument("--commit", help="of the code, if it is not that of this checkout")
     parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}")

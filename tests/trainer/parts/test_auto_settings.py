@@ -151,12 +151,17 @@ def test_no_epoch_ends_with_a_lone_image(count: int, accumulate: int) -> None:
 
 def test_learning_rate_grows_with_the_batch() -> None:
     source = Memory(100, 100, count=1000)  # resnet18
-    assert chosen(source, batch_size=256).lr == 0.1  # He et al., CVPR 2016, section 3.4
-    assert chosen(source, batch_size=64).lr == 0.025
-    assert chosen(source, batch_size=64, accumulate=4).lr == 0.1
+    assert chosen(source, batch_size=256).lr == 0.4
+    assert chosen(source, batch_size=64).lr == 0.1
+    assert chosen(source, batch_size=64, accumulate=4).lr == 0.4
+    assert chosen(source, batch_size=64, model="resnet18.a1_in1k").lr == 0.1
+    usual = 0.1 * 64 / 256  # He et al., CVPR 2016, section 3.4
+    for model in ("resnet50", "vit_tiny_patch16_224", "torchvision:resnet18", "own.py:resnet18"):
+        assert chosen(source, batch_size=64, model=model).lr == usual
     assert chosen(source, batch_size=256, optimizer="adamw").lr == 0.001
     assert chosen(source, batch_size=256, optimizer="adam").lr == 0.001
-    assert chosen(source, batch_size=256, pretrained=True).lr == 0.01
+    assert chosen(source, batch_size=256, pretrained=True).lr == 0.04
+    assert chosen(Memory(100, 100, count=5000), batch_size=4096).lr == 0.8
     # No batch is larger than the data.
     assert chosen(source, batch_size=100_000).lr == chosen(source, batch_size=1000).lr
     small = Memory(28, 28, count=1000)

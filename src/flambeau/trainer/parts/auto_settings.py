@@ -35,7 +35,7 @@ from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.parts.epoch_order import shuffle_window
 from flambeau.trainer.parts.fine_tuning import weights_normalization
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
-from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR
+from flambeau.trainer.parts.optimizer import usual_lr
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import (
     BETAS,
@@ -315,12 +315,11 @@ def _lr(settings: Settings, model: str, global_batch: int, name: TaskName) -> fl
     optimizer = settings.optimizer
     assert optimizer is not None
     task = TASK_TYPES[name]
-    base = SMALL_LR.get(model, {}).get(optimizer, BASE_LR[optimizer])
+    base, largest = usual_lr(optimizer, model)
     if settings.pretrained or settings.weights:
         base /= 100 if settings.qat else 10
     if optimizer in ("sgd", "rmsprop"):  # the others do not depend on the gradient's size
         base *= task.lr_share if optimizer == "sgd" else min(task.lr_share, 1.0)
-    largest = LARGEST_LR.get(model, {}).get(optimizer, math.inf)
     if optimizer in ("adam", "adamw") and task.adam_lr_share is not None:
         scaled = base * task.adam_lr_share * math.sqrt(global_batch / 256)
     else:

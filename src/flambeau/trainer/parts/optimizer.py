@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,18 +25,20 @@ BASE_LR = {
     "rmsprop": 1e-3,
     "muon": 2e-3,
 }
-SMALL_LR = {
+_LR_OF_MODEL = {
+    "resnet18": {"sgd": 0.4},
     "small_convnet": {"sgd": 0.4, "muon": 8e-3},
     "tiny_convnet": {"sgd": 1.6, "muon": 8e-3},
 }
-"""Exceptions. On the embedded data and small_convnet muon had 90.3, 91.1 and 90.4 % with a quarter, half and
-1.25 times of this at a batch of 128 (16 epochs, seed 0), sgd 90.5 %. With tiny_convnet sgd had 89.0, 89.5,
-90.0 and 89.7 % with a quarter, half, once and twice this at a batch of 64 (5 epochs, 3 seeds)."""
-LARGEST_LR = {"tiny_convnet": {"sgd": 0.8}}
-"""Where the rate stops growing with the batch: that of a batch of 128. val_accuracy on the embedded data
-after 4 epochs, seeds 0 and 1, one thread of a CPU: at a batch of 256 79.3 and 83.0 % with 0.8, 81.9 and
-76.4 % with 1.6; at 512 75.9 and 75.7 % with 0.8, 44.8 and 59.6 % with 3.2; at 1024 val_loss was 56.4 and
-10.7 with 6.4, 1.85 with 0.8 (seed 0)."""
+"""Exceptions. Of resnet18 see docs/en/learning_rate.md. On the embedded data and small_convnet muon had 90.3,
+91.1 and 90.4 % with a quarter, half and 1.25 times of this at a batch of 128 (16 epochs, seed 0), sgd 90.5 %.
+With tiny_convnet sgd had 89.0, 89.5, 90.0 and 89.7 % with a quarter, half, once and twice this at a batch of
+64 (5 epochs, 3 seeds)."""
+_LARGEST_LR = {"resnet18": {"sgd": 0.8}, "tiny_convnet": {"sgd": 0.8}}
+"""Where the rate stops growing with the batch; of resnet18 chosen. val_accuracy of tiny_convnet on the
+embedded data after 4 epochs, seeds 0 and 1, one thread of a CPU: at a batch of 256 79.3 and 83.0 % with 0.8,
+81.9 and 76.4 % with 1.6; at 512 75.9 and 75.7 % with 0.8, 44.8 and 59.6 % with 3.2; at 1024 val_loss was
+56.4 and 10.7 with 6.4, 1.85 with 0.8 (seed 0)."""
 _PLAIN: dict[str, Callable[..., Optimizer]] = {
     "nadam": optim.NAdam,
     "radam": optim.RAdam,
@@ -61,6 +64,13 @@ def without_compiler() -> Iterator[None]:
     finally:
         for name, method in wrapped.items():
             setattr(Optimizer, name, method)
+
+
+def usual_lr(optimizer: str, model: str) -> tuple[float, float]:
+    """The learning rate of an optimizer at a batch of 256, and the largest at any; `model` is its name."""
+    name = model.partition(".")[0]  # without the suffix of published weights
+    rate = _LR_OF_MODEL.get(name, {}).get(optimizer, BASE_LR[optimizer])
+    return rate, _LARGEST_LR.get(name, {}).get(optimizer, math.inf)
 
 
 def new_optimizer(
