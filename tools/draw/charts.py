@@ -75,15 +75,17 @@ CHARTS = {
     ),
     "train-end-to-end": Chart(
         "train_end_to_end",
-        "265dd074",
-        "ratio",
-        ("ratio_min", "ratio_max"),
-        "Processor time from the command to the weights, against torchvision's loop",
+        "1c980bf4",
+        "wall_ratio",
+        ("wall_ratio_min", "wall_ratio_max"),
+        "Time from the command to the weights on two cores, against torchvision's loop",
         {
             "torchvision, 128 px": "torchvision's loop",
             "timm, 128 px": "timm's script",
+            "timm --train-img-sizes, 128 px": "timm, small images first",
             "lightning, 128 px": "Lightning",
             "flambeau train, 128 px": "flambeau train",
+            "flambeau train --start-size, 128 px": "flambeau, small images first",
         },
     ),
     "processes": Chart(
