@@ -42,6 +42,8 @@ def train(words: list[str | Path], *, lr: float | None) -> dict[str, Any]:
             text=True, capture_output=True, check=False,
         )  # fmt: skip
         cpu_s = round(children_cpu_s() - cpu, 1)
+        if not (out / "config.toml").is_file():
+            raise SystemExit(f"default_rate: {done.stderr.strip()}")
         settings = read_config(out / "config.toml")
         found = {name: settings[name] for name in SETTINGS} | {"cpu_s": cpu_s}
         if done.returncode:

@@ -5,14 +5,14 @@
         [--peer-lr RATE] [--quiet CORES] [--record]
 
 FOLDER holds train/ and val/ with a folder per class. ResNet-18 from scratch, batches of 64, SGD with
-Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, random resized crops of 25 %
-and more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau
-train`, and the peers are given the same; with --peer-lr 0.025 they have the rate that timm's script takes by
-itself, 0.1 at a batch of 256. timm is its train.py, if it is given, which leaves out the last batch of an
-epoch if it is not full; the other two are in end_to_end_peers.py. All have
-channels_last, and bfloat16 where the processor has it (--precision auto). Two contenders train on images of
-half the size first (progressive resizing), each with its own schedule: `flambeau train --start-size` and
-`timm --train-img-sizes`.
+Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, random resized crops of 25 % and
+more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau train`, and
+the peers are given the same, but for label smoothing, and timm's script no warm-up; with --peer-lr 0.025
+they have the rate that timm's script takes by itself, 0.1 at a batch of 256. timm is its train.py, if it is
+given, which leaves out the last batch of an epoch if it is not full; the other two are in
+end_to_end_peers.py. All have channels_last, and bfloat16 where the processor has it (--precision auto). Two
+contenders train on images of half the size first (progressive resizing), each with its own schedule:
+`flambeau train --start-size` and `timm --train-img-sizes`.
 
 Each contender is a command in a process of its own, on the first --cores cores of this process, with as many
 threads; peers have --workers worker processes: one core has nothing to gain from them. A line has the seconds

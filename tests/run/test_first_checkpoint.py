@@ -35,7 +35,7 @@ def steps_of(run: Run, *, is_computing: threading.Event) -> int:
 
 
 def test_the_first_step_does_not_wait_and_the_second_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     is_computing = threading.Event()
     was_computing = list[bool]()
@@ -47,3 +47,4 @@ def test_the_first_step_does_not_wait_and_the_second_needs_it(
     monkeypatch.setattr(checkpointer, "save_checkpoint", refuse)
     assert steps_of(new_run(tmp_path / "run"), is_computing=is_computing) == 1
     assert was_computing == [True]
+    assert "left run.epochs()" not in capfd.readouterr().err  # the error says it all

@@ -357,8 +357,9 @@ def train(
         muon_others: the optimizer of what muon does not take: biases, norms, the first and the last layer;
             sgd has Nesterov momentum of 0.9 (one of adamw, sgd).
         muon_others_lr: peak learning rate of what muon does not take (None: lr; above 0).
-        lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (resnet18 and small_convnet 0.4,
-            tiny_convnet 1.6), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
+        lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4; resnet18 0.4
+            and tiny_convnet 1.6, but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a
+            hundredth; above 0).
         weight_decay: weight decay; never applied to biases and normalization layers (at least 0).
         schedule: learning-rate schedule (one of cosine, linear, multistep, exponential, constant, polynomial,
             wsd, one-cycle, cosine-restarts, plateau).

@@ -83,6 +83,7 @@ class Checkpointer:
         self._began = 0.0  # when that save began
         self._took = deque[float](maxlen=3)  # seconds of the last saves
         self.last_good: str | None = None
+        self.has_failed = False  # a failure was raised by `wait`
 
     def save(
         self,
@@ -144,6 +145,7 @@ class Checkpointer:
             work()
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            self.has_failed = True
             raise failure
 
     def restore_latest(

@@ -158,7 +158,7 @@ class Lifecycle:
         self.loop.next_event = plan.next_event(state.step)
         if state.step == 0 and state.position == 0:
             self.save()
-            self.loop.next_event = 1  # until then it is being written
+            self.loop.next_event = 1  # where the run waits for this checkpoint
         self.parts.progress.start(state, plan, world=self.ranks.world)
         state.window.restart_clock()
 
@@ -223,7 +223,8 @@ class Lifecycle:
         step = self.state.step
         plan = self.parts.plan
         if step == 1:
-            self.recorder.wait_for_all()  # a folder that cannot hold a checkpoint fails now
+            with self.state.window.paused():
+                self.recorder.wait_for_all()  # a folder that cannot hold a checkpoint fails now
         if plan.has_line(step, micro):
             self.flush()
             if self.state.step != step:

@@ -379,12 +379,12 @@ class Recorder:
         A generator that is being closed cannot raise, nor see whether an error or `break` ended the loop.
         """
         left = isinstance(sys.exception(), GeneratorExit)
-        is_open = self._metrics_log is not None  # a signal or failure closes it before
+        is_open = self._metrics_log is not None  # a signal or a bad step closes it before
         try:
             self.saver.wait()
             step = self._state.step
             last_good = self.saver.last_good
-            if left and is_open:
+            if left and is_open and not self.saver.has_failed:
                 self._say(
                     f"the loop left run.epochs() at step {step}, by an error or by `break`: the run is not "
                     f"finished, and continues from {last_good} when it is started again; to end it early as "

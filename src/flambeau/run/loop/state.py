@@ -371,7 +371,7 @@ class TransientState:
     """What the loop remembers between its methods; not saved. In brackets: who writes the field.
 
     Attributes:
-        next_event: the next step with a line, a checkpoint or the end; of a new run the first. [Lifecycle]
+        next_event: the next step with a line, a checkpoint or the end; in a new run 1. [Lifecycle]
         saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
         again: micro-batches that come before those of the stream. [StepCheck, Run.batches, `give_up`]
         stream: micro-batches from here on; None: to be opened. [Run.batches opens it, StepCheck reads a step

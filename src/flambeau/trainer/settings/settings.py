@@ -552,10 +552,10 @@ class Settings(SharedOptions):
         "峰值学习率",
         group="optimization",
         auto=(
-            "grows with the batch; at 256: sgd 0.1 (resnet18 and small_convnet 0.4, tiny_convnet 1.6), adamw "
-            "0.001; pretrained or weights a tenth, qat a hundredth",
-            "随批次增大；256 时 sgd 为 0.1（resnet18 和 small_convnet 为 0.4，tiny_convnet 为 1.6），adamw "
-            "为 0.001；预训练时为十分之一，qat 时为百分之一",
+            "grows with the batch; at 256: sgd 0.1 (small_convnet 0.4; resnet18 0.4 and tiny_convnet 1.6, "
+            "but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a hundredth",
+            "随批次增大；256 时 sgd 为 0.1（small_convnet 为 0.4；resnet18 为 0.4，tiny_convnet 为 1.6，"
+            "但至多 0.8），adamw 为 0.001；预训练时为十分之一，qat 时为百分之一",
         ),
         range=ABOVE_0,
     )
