@@ -112,9 +112,10 @@ INLINE int long_symbol(BitReader *r, const HuffmanTable *t) { /* a code beyond `
 }
 
 INLINE int value_now(BitReader *r, int size) { /* needs 15 bits; size 1 to 15 */
-    int value = (int)(r->bits >> (64 - size));
+    int64_t positive = (int64_t)r->bits >> 63; /* -1 or 0: a branch on it would be guessed wrongly every other time */
+    int64_t value = (int64_t)(r->bits >> (64 - size));
     skip(r, (uint64_t)size);
-    return value < 1 << (size - 1) ? value - (1 << size) + 1 : value;
+    return (int)(value + (~positive & (1 - ((int64_t)1 << size))));
 }
 
 int read_symbol(BitReader *r, const HuffmanTable *t) {

@@ -325,37 +325,61 @@ AVX2 static void sum_avx2(const uint8_t *near, const uint8_t *far, int count, ui
     sum_body(near, far, count, out);
 }
 
-/* Eight pixels of one channel: y + ((pairs * weights + 1/2) >> 16). */
-AVX2 INLINE __m128i channel(__m128i cb, __m128i cr, int weight_cb, int weight_cr) {
-    const int16_t w[2] = {(int16_t)weight_cb, (int16_t)weight_cr};
-    __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(pairs(cb, cr), weights(w)), _mm256_set1_epi32(32768));
-    return narrow(_mm256_srai_epi32(sums, 16));
+/* (2 * color * weight / 2^16 + 1) / 2, both rounded down: color * weight / 2^16 to the nearest, ties up. */
+AVX2 INLINE __m256i scaled(__m256i color, int weight) {
+    __m256i twice = _mm256_mulhi_epi16(_mm256_slli_epi16(color, 1), _mm256_set1_epi16((short)weight));
+    return _mm256_srai_epi16(_mm256_add_epi16(twice, _mm256_set1_epi16(1)), 1);
+}
+
+/* The same of two sums of products: colors as pairs (blue0 red0 blue1 red1 ...). */
+AVX2 INLINE __m256i scaled_pairs(__m256i colors, const int16_t *w) {
+    __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(colors, weights(w)), _mm256_set1_epi32(32768));
+    return _mm256_srai_epi32(sums, 16);
+}
+
+AVX2 INLINE __m256i sixteen_words(const uint8_t *bytes) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)bytes));
+}
+
+AVX2 INLINE void sixteen_pixels(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, uint8_t *out) {
+    const __m256i centre = _mm256_set1_epi16(128);
+    /* r0 g0 r1 g1 ... and b0 . b1 . ... to r0 g0 b0 r1 g1 b1 ... */
+    const __m256i rg = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7, -1, -1, -1, -1, -1));
+    const __m256i b = _mm256_broadcastsi128_si256(_mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, -1, -1));
+    const int16_t for_green[2] = {-22554, 18734};
+    __m256i luma = sixteen_words(y);
+    __m256i blue = _mm256_sub_epi16(sixteen_words(cb), centre), red = _mm256_sub_epi16(sixteen_words(cr), centre);
+    /* Weights beyond 16 bits: 91881 = 65536 + 26345, -46802 = 18734 - 65536, 116130 = 2 * 65536 - 14942. */
+    __m256i r = _mm256_add_epi16(_mm256_add_epi16(luma, red), scaled(red, 26345));
+    __m256i g = _mm256_packs_epi32(scaled_pairs(_mm256_unpacklo_epi16(blue, red), for_green),
+                                   scaled_pairs(_mm256_unpackhi_epi16(blue, red), for_green));
+    g = _mm256_add_epi16(_mm256_sub_epi16(luma, red), g);
+    __m256i u = _mm256_add_epi16(_mm256_add_epi16(luma, _mm256_slli_epi16(blue, 1)), scaled(blue, -14942));
+    __m256i packed = _mm256_packus_epi16(r, g); /* r0 .. r7 g0 .. g7, r8 .. */
+    packed = _mm256_unpacklo_epi8(packed, _mm256_srli_si256(packed, 8));
+    u = _mm256_packus_epi16(u, u);
+    __m256i low = _mm256_or_si256(_mm256_shuffle_epi8(packed, rg), _mm256_shuffle_epi8(u, b));
+    __m256i high = _mm256_or_si256(_mm256_shuffle_epi8(_mm256_srli_si256(packed, 8), rg),
+                                   _mm256_shuffle_epi8(_mm256_srli_si256(u, 4), b));
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(low));
+    _mm_storeu_si128((__m128i *)(out + 12), _mm256_castsi256_si128(high));
+    _mm_storeu_si128((__m128i *)(out + 24), _mm256_extracti128_si256(low, 1));
+    __m128i end = _mm256_extracti128_si256(high, 1);
+    int32_t four = _mm_extract_epi32(end, 2);
+    _mm_storel_epi64((__m128i *)(out + 36), end);
+    memcpy(out + 44, &four, sizeof four);
 }
 
 AVX2 static void ycc_to_rgb_avx2(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int count, uint8_t *out) {
-    const __m128i centre = _mm_set1_epi16(128);
-    /* r0 g0 r1 g1 ... and b0 . b1 . ... to r0 g0 b0 r1 g1 b1 ... */
-    const __m128i rg = _mm_setr_epi8(0, 1, -1, 2, 3, -1, 4, 5, -1, 6, 7, -1, -1, -1, -1, -1);
-    const __m128i b = _mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, -1, -1);
     int i = 0;
-    for (; i + 10 <= count; i += 8) { /* 28 bytes are written for 24: room for two more pixels */
-        __m128i luma = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(y + i)));
-        __m128i blue = _mm_sub_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(cb + i))), centre);
-        __m128i red = _mm_sub_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(cr + i))), centre);
-        /* Weights beyond 16 bits: 91881 = 65536 + 26345, -46802 = 18734 - 65536, 116130 = 2 * 65536 - 14942. */
-        __m128i r = _mm_add_epi16(_mm_add_epi16(luma, red), channel(blue, red, 0, 26345));
-        __m128i g = _mm_add_epi16(_mm_sub_epi16(luma, red), channel(blue, red, -22554, 18734));
-        __m128i u = _mm_add_epi16(_mm_add_epi16(luma, _mm_slli_epi16(blue, 1)), channel(blue, red, -14942, 0));
-        __m128i packed = _mm_packus_epi16(r, g); /* r0 .. r7 g0 .. g7 */
-        packed = _mm_unpacklo_epi8(packed, _mm_srli_si128(packed, 8));
-        u = _mm_packus_epi16(u, u);
-        __m128i low = _mm_or_si128(_mm_shuffle_epi8(packed, rg), _mm_shuffle_epi8(u, b));
-        __m128i high = _mm_or_si128(_mm_shuffle_epi8(_mm_srli_si128(packed, 8), rg),
-                                    _mm_shuffle_epi8(_mm_srli_si128(u, 4), b));
-        _mm_storeu_si128((__m128i *)(out + 3 * i), low);
-        _mm_storeu_si128((__m128i *)(out + 3 * i + 12), high);
+    for (; i + 16 <= count; i += 16) sixteen_pixels(y + i, cb + i, cr + i, out + 3 * i);
+    if (i == count) return;
+    if (i) { /* some of them for the second time */
+        i = count - 16;
+        sixteen_pixels(y + i, cb + i, cr + i, out + 3 * i);
+    } else {
+        ycc_to_rgb_scalar(y, cb, cr, count, out);
     }
-    ycc_to_rgb_scalar(y + i, cb + i, cr + i, count - i, out + 3 * i);
 }
 
 static const Routines AVX2_ROUTINES = {read_block_avx2, skip_block_avx2, idct8_avx2, idct4_avx2, idct2_avx2, idct1,
