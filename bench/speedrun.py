@@ -70,9 +70,8 @@ ABLATIONS: tuple[dict[str, Any], ...] = (
         "fixed_norm": False,
         "muon_others": "adamw",
         "muon_others_lr": None,
-        "head_lr": None,
         "momentum": 0.85,
-        "lr": 0.4,
+        "lr": 1.5,
         "weight_decay": 5e-4,
     },
 )
