@@ -70,8 +70,9 @@ ABLATIONS: tuple[dict[str, Any], ...] = (
         "fixed_norm": False,
         "muon_others": "adamw",
         "muon_others_lr": None,
+        "head_lr": None,
         "momentum": 0.85,
-        "lr": 1.5,
+        "lr": 0.4,
         "weight_decay": 5e-4,
     },
 )
