@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from flambeau.images.jpeg import soundness
 from flambeau.images.native import kernel as native
 from flambeau.images.native.kernel import LIBRARY, Kernel, KernelError, kernel_status
 
@@ -118,6 +119,18 @@ def by_torch(pixels: Any, height: int, width: int, *, cubic: bool = False) -> An
     mode = "bicubic" if cubic else "bilinear"
     resized = F.interpolate(x_NCHW, (height, width), mode=mode, antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
+
+
+def test_markers_are_found_as_without_the_kernel(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    values = np.array([0xFF, 0xFF, 0x00, 0xD0, 0xD7, 0xD8, 0xD9, 0x12], np.uint8)
+    some = [rng.choice(values, int(size)).tobytes() for size in rng.integers(0, 40, 200)]
+    found = [list(soundness._markers(data, at)) for data in some for at in (0, 1, 7)]
+    monkeypatch.setattr(soundness.native, "kernel", lambda: None)
+    assert found == [list(soundness._markers(data, at)) for data in some for at in (0, 1, 7)]
+    assert sum(map(len, found)) > 1000
 
 
 @pytest.mark.parametrize("cubic", [False, True])

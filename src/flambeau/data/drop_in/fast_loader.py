@@ -177,18 +177,23 @@ class FastLoader:
         loader = self.loader
         depth = max(2, loader.num_workers * (loader.prefetch_factor or 2) // 2)
         # Workers have copies of the transforms, without them every change counts from the next batch on.
-        plans: Plans | None = WeakKeyDictionary() if loader.num_workers else None
-        first = settings_of_dataset(loader.dataset)
+        copied = loader.num_workers > 0
+        plans: Plans = WeakKeyDictionary()
+        known = settings_of_dataset(loader.dataset)
 
         def read(batch: Batch) -> Callable[[], Any]:
-            if plans is not None:
+            nonlocal plans, known
+            if copied:
                 return self._read_in_threads(batch, pool, plans)
             settings = settings_of_dataset(loader.dataset)
-            if not are_same(settings, first):
+            if not are_same(settings, known):
                 self.takeover = inspect_dataset(loader.dataset)
+                plans = WeakKeyDictionary()
+                known = settings
             if not self.reads_in_threads:
                 return lambda: self._read_here(batch)
-            ready = self._read_in_threads(batch, pool, None)
+            # Code of the data set's own may change a transform from sample to sample.
+            ready = self._read_in_threads(batch, pool, plans if self.takeover.is_complete else None)
             return lambda: self._given(batch, ready, settings)
 
         return map(operator.call, prefetch(batches, read, depth=depth))

@@ -5,11 +5,13 @@ of libjpeg-turbo. It guesses at damage inside of entropy-coded data, with a warn
 refuses markers, tables and scans that are not right. In doubt a file is refused here; then Pillow decodes it.
 """
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from flambeau.images.jpeg.headers import JpegHeader, segments
+from flambeau.images.native import kernel as native
 
 _TABLES, _END, _SCAN, _QUANTIZATION, _INTERVAL = 0xC4, 0xD9, 0xDA, 0xDB, 0xDD
 _MOST_SIDE = 65500  # JPEG_MAX_DIMENSION
@@ -34,10 +36,17 @@ def is_sound(data: bytes, header: JpegHeader) -> bool:
 
 def _markers(data: bytes, begin: int) -> Iterator[int]:
     """Where there are markers that are neither fill bytes nor restarts."""
+    kernel = native.kernel()
+    if kernel is not None:
+        at = kernel.next_marker(data, begin)
+        while at < len(data):
+            yield at
+            at = kernel.next_marker(data, at + 2)
+        return
     levels = np.frombuffer(data, np.uint8)
     places = np.flatnonzero(levels[begin:-1] == 0xFF) + begin
     codes = levels[places + 1]
-    return iter(places[(codes != 0) & (codes != 0xFF) & (codes & 0xF8 != 0xD0)].tolist())
+    yield from places[(codes != 0) & (codes != 0xFF) & (codes & 0xF8 != 0xD0)].tolist()
 
 
 class _Frame:
@@ -70,32 +79,14 @@ class _Frame:
             self._has_scan = True
             return self._is_right and self._takes_scan(body)
         if marker == _TABLES:
-            return self._takes_tables(body)
+            tables = _huffman_tables(body)
+            self._tables.update(tables or ())
+            return tables is not None
         if self._has_scan:  # rare: comments and other tables between scans
             return False
         if marker == _QUANTIZATION:
             return self._takes_quantization(body)
         return marker != _INTERVAL or len(body) == 2
-
-    def _takes_tables(self, body: bytes) -> bool:
-        """Huffman tables: B.2.4.2, and C for their codes."""
-        while body:
-            counts = body[1:17]
-            symbols = body[17 : 17 + sum(counts)]
-            name = body[0]
-            code = 0
-            if len(counts) < 16 or len(symbols) != sum(counts) or sum(counts) > 256:
-                return False
-            for length, count in enumerate(counts, start=1):
-                code += count
-                if code > (1 << length) - 1 and count:  # ones only is no code
-                    return False
-                code <<= 1
-            if name & 0xEF > 3 or (name < 0x10 and any(symbol > 15 for symbol in symbols)):
-                return False
-            self._tables.add(name)
-            body = body[17 + len(symbols) :]
-        return True
 
     def _takes_quantization(self, body: bytes) -> bool:
         """B.2.4.1."""
@@ -136,3 +127,26 @@ class _Frame:
             needed <= self._tables
             and {self._quantization_of[name] for name in names} <= self._quantizations
         )
+
+
+@functools.lru_cache(maxsize=64)  # most files of a folder have the same ones
+def _huffman_tables(body: bytes) -> tuple[int, ...] | None:
+    """The classes and numbers of its tables, None if libjpeg refuses one: B.2.4.2, and C for their codes."""
+    found = []
+    while body:
+        counts = body[1:17]
+        symbols = body[17 : 17 + sum(counts)]
+        name = body[0]
+        code = 0
+        if len(counts) < 16 or len(symbols) != sum(counts) or sum(counts) > 256:
+            return None
+        for length, count in enumerate(counts, start=1):
+            code += count
+            if code > (1 << length) - 1 and count:  # ones only is no code
+                return None
+            code <<= 1
+        if name & 0xEF > 3 or (name < 0x10 and any(symbol > 15 for symbol in symbols)):
+            return None
+        found.append(name)
+        body = body[17 + len(symbols) :]
+    return tuple(found)

@@ -178,3 +178,15 @@ Colors stored_colors(const Header *j) { /* as libjpeg guesses it */
     if (j->adobe_transform >= 0) return j->adobe_transform ? YCC : RGB;
     return c[0].id == 'R' && c[1].id == 'G' && c[2].id == 'B' ? RGB : YCC;
 }
+
+/* Where the next marker begins, from `at` on, that is neither a fill byte nor a restart; `size` if there is none. */
+EXPORT size_t flambeau_next_marker(const uint8_t *data, size_t size, size_t at) {
+    while (at + 1 < size) {
+        const uint8_t *found = memchr(data + at, 0xFF, size - 1 - at);
+        if (!found) return size;
+        at = (size_t)(found - data);
+        if (found[1] && found[1] != 0xFF && (found[1] & 0xF8) != 0xD0) return at;
+        at += found[1] == 0xFF ? 1 : 2; /* fill bytes may be many; a zero or a restart is none */
+    }
+    return size;
+}

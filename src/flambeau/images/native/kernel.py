@@ -17,7 +17,7 @@ from flambeau.images.pixels import Box, Pixels
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # The expected result of flambeau_interface(): a library left over from another version is not used.
-_INTERFACE = 6
+_INTERFACE = 7
 
 # The codes of jpeg.h.
 BAD_HEADER, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5
@@ -96,7 +96,13 @@ class Kernel:
         results = [ctypes.POINTER(kind) for kind in (pointer, size)]
         self._segment = function("segment", pointer, size, number, *results, result=_checked)
         self._free = function("free", pointer)
+        self._next_marker = function("next_marker", pointer, size, size, result=size)
         self.uses_avx2 = bool(library.flambeau_uses_avx2())
+
+    def next_marker(self, data: bytes, at: int) -> int:
+        """Where the next marker of a JPEG begins that is no fill byte and no restart; len(data) for none."""
+        found: int = self._next_marker(data, len(data), at)
+        return found
 
     def segment(self, data: bytes, interval_px: int) -> bytes:
         """The result of scan_segments.segment; raises KernelError."""

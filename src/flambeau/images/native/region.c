@@ -351,6 +351,6 @@ EXPORT int flambeau_decode_region(const uint8_t *data, size_t size, const int *b
     return error;
 }
 
-EXPORT int flambeau_interface(void) { return 6; } /* as in kernel.py */
+EXPORT int flambeau_interface(void) { return 7; } /* as in kernel.py */
 
 EXPORT int flambeau_uses_avx2(void) { return routines(0) != routines(1); }
