@@ -259,6 +259,14 @@ def test_two_views_and_parts_of_data_sets(folder: Path) -> None:
     assert first[0].untyped_storage().nbytes() == first[0].nbytes, "the memory of the batch itself"
 
 
+def test_a_transform_that_cannot_be_copied_is_taken_over(folder: Path) -> None:
+    crop = v1.CenterCrop(24)
+    crop.lock = threading.Lock()
+    batches = fast(DataLoader(ImageFolder(folder, v1.Compose([crop, *NUMBERS])), batch_size=6))
+    assert [len(x) for x, _ in batches] == [6] * 4
+    assert "CenterCrop" in batches.report()
+
+
 def test_what_is_not_known_runs_as_it_is(folder: Path) -> None:
     transform = v1.Compose(
         [

@@ -257,10 +257,13 @@ class Plan:
 def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
     """The plan of torchvision's Compose; None if no transform can be taken over.
 
-    `is_copied`: later changes of the transforms do not reach it, if all are known.
+    `is_copied`: later changes of the transforms do not reach it, if all are known and can be copied.
     """
     if is_copied and (plan := plan_of(compose)) is not None and not plan.left:
-        return plan_of(deepcopy(compose))
+        try:
+            return plan_of(deepcopy(compose))
+        except TypeError:  # it holds what cannot be copied, such as a lock
+            return plan
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
